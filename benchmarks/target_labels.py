@@ -1,4 +1,4 @@
-"""The worth of a few labels of the target: `adapt --target-labels` against the same images added to the source.
+"""The worth of a few labels of the target: `adapt --answers` against the same images added to the source.
 
     python benchmarks/target_labels.py DATA --weights FILE --out DIR --labels 1 3 10 --efforts instant full --jobs 8
 
@@ -20,7 +20,7 @@ import numpy as np
 from guard import Images
 from tasks import call, in_processes, place, run_parser, tasks_of
 
-WAYS = ("target", "source")  # --target-labels, or added to the source
+WAYS = ("target", "source")  # --answers, or added to the source
 
 
 class Case(NamedTuple):
@@ -53,7 +53,7 @@ def run(case: Case, data: Path, flags: list[str], out: Path) -> None:
     Path(lists["labels"]).write_text("path,label\n" + "".join(f"{p},{k}\n" for p, k in zip(*chosen, strict=True)))
     words = ["adapt", lists["source"], lists["target"], "--out", str(base), "--no-report", "--quiet", "--force"]
     words += [*flags, "--effort", case.effort, "--seed", str(1234 + case.draw), "--no-guard"]
-    words += ["--target-labels", lists["labels"]] if case.labels and case.way == "target" else []
+    words += ["--answers", lists["labels"]] if case.labels and case.way == "target" else []
     found = io.StringIO()
     with open(f"{base}.log", "w", buffering=1) as log, redirect_stderr(log):
         with redirect_stdout(log):
@@ -70,7 +70,7 @@ def run(case: Case, data: Path, flags: list[str], out: Path) -> None:
 
 def table(out: Path) -> None:
     rows = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
-    print("| labels a class | effort | --target-labels | added to the source | difference | runs |")
+    print("| labels a class | effort | --answers | added to the source | difference | runs |")
     print("|---|---|---|---|---|---|")
     for labels, effort in sorted({(row["labels"], row["effort"]) for row in rows}):
         some = [row for row in rows if (row["labels"], row["effort"]) == (labels, effort)]

@@ -11,7 +11,7 @@ import yaml
 
 from cdtrans.inputs.images import decode, pixel_digest, resized
 from cdtrans.record import layout
-from cdtrans.record.outcome import Choice
+from cdtrans.record.outcome import Choice, ClassSet
 from cdtrans.record.record import RunRecord
 from run_folders import make_card, outcome
 from tiny_task import CLASSES, make_target
@@ -48,6 +48,8 @@ def make_run(folder: Path) -> Path:
         **{"sampled_target": np.arange(IMAGES), "changed": np.zeros(IMAGES)},
         **{"before_source": np.zeros((0, 8)), "after_source": np.zeros((0, 8))},
         **{"before_target": features[0], "after_target": features[1]},
+        **{"no_class": np.linspace(-1.7, 1.7, IMAGES), "doubt": np.linspace(0.1, 0.9, len(CLASSES))},
+        **{"candidates": np.array([np.flatnonzero(true == k)[:9] for k in range(len(CLASSES))])},
         **{"target_before": before.astype(np.int32), "target_after": after.astype(np.int32)},
         **{f"confidence_{when}": values for when, values in sure.items()},
     )
@@ -58,8 +60,9 @@ def make_run(folder: Path) -> Path:
 
 
 def write_outcome(run: Path, **changes: Any) -> None:
-    """result.json of a run that uses its adapted model, but for these fields."""
-    by_default = {"choice": Choice("adapted", 1), "adapted_epoch": 1}
+    """result.json of a run that uses its adapted model and knows its classes, but for these fields: `ask` has only page
+    3 for it."""
+    by_default = {"choice": Choice("adapted", 1), "adapted_epoch": 1, "class_set": ClassSet(by="told", others=False)}
     (run / layout.RESULT.name).write_text(json.dumps(asdict(outcome(**by_default | changes))))
 
 
@@ -67,8 +70,8 @@ def train_with(run: Path, *paths: str) -> None:
     """As if the run had been trained with the true labels of these images of its target."""
     images = RunRecord(run).images
     digests = dict(zip(images.paths["target"], images.digests["target"], strict=True))
-    rows = (f"{path},{truth(path)},{digests[path]}\n" for path in paths)
-    (run / "target_labels.csv").write_text("path,label,digest\n" + "".join(rows))
+    rows = (f"{path},{truth(path)},,{digests[path]}\n" for path in paths)
+    (run / "given-answers.csv").write_text("path,label,part,digest\n" + "".join(rows))
 
 
 def truth(path: str) -> str:
@@ -84,6 +87,9 @@ def fill(questions: Path, labels: Path, **changes: str) -> Path:
         out = csv.DictWriter(file, ("path", "label", "part"))
         out.writeheader()
         for row in rows:
-            label = changes.get(row["part"], changes.get("all", truth(row["path"])))
-            out.writerow(row | {"label": label})
+            if not row["path"]:
+                out.writerow(row | {"part": "occurs"})
+                continue
+            right = "one of these classes" if row["part"] == "belongs" else changes.get("all", truth(row["path"]))
+            out.writerow(row | {"label": changes.get(row["part"], right)})
     return labels

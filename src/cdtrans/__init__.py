@@ -14,10 +14,11 @@ if TYPE_CHECKING:
         RunError as RunError,
         SettingsError as SettingsError,
     )
-    from cdtrans.measure.ask import Asked as Asked, ask as ask
+    from cdtrans.measure.ask import Asked as Asked
     from cdtrans.measure.measured import Answered as Answered, answer as answer, evaluate as evaluate
     from cdtrans.record.outcome import Measured as Measured
     from cdtrans.reporting.page import report as report
+    from cdtrans.run.ask import ask as ask
     from cdtrans.run.check import Check as Check, check as check
     from cdtrans.run.pipeline import Result as Result, adapt as adapt
     from cdtrans.serving.classifier import (
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
 
 PUBLIC = {  # module -> its public names
     "errors": "CdtransError DataError DeviceError MethodError RunError SettingsError",
-    "measure.ask": "Asked ask",
+    "measure.ask": "Asked",
     "measure.measured": "Answered answer evaluate",
     "record.outcome": "Measured",
     "reporting.page": "report",
+    "run.ask": "ask",
     "run.check": "Check check",
     "run.pipeline": "Result adapt",
     "serving.classifier": "Classifier Prediction Predictions load",

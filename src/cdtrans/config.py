@@ -47,7 +47,7 @@ class Config:
 
     source: str = ""
     target: str = ""
-    target_labels: str | None = None
+    answers: str | None = None
     target_classes: list[str] | str | None = None
     other_classes: bool | None = None
     root: str | None = None
@@ -155,7 +155,7 @@ TABLE_DEFAULTS = {"guard": False, "report": False}
 class Settings(TypedDict, total=False):
     """The settings that functions of Python take by name: those of Config and of CDTransOptions, with their types."""
 
-    target_labels: str | Path | None
+    answers: str | Path | None
     target_classes: list[str] | str | None
     other_classes: bool | None
     root: str | Path | None
@@ -241,7 +241,7 @@ RESUME_MAY_CHANGE = ("device", "cache", "tracker", "encode_batch", "save_every",
 # What is resolved once torch and timm are imported: 'auto', and short names of backbones.
 DECIDED_LATE = ("device", "crop", "resize", "precision", "backbone")
 
-PATHS = ("source", "target", "target_labels", "root", "weights", "source_model", "source_classes", "cache")
+PATHS = ("source", "target", "answers", "root", "weights", "source_model", "source_classes", "cache")
 
 FIELDS = {name: spec for name, (_, spec) in record_fields(Config).items()}
 METHOD_FIELDS = {name: spec for name, (_, spec) in record_fields(CDTransOptions).items()}

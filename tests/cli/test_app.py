@@ -50,7 +50,7 @@ FLAGS = {  # flags of each verb, beside those of every verb and the settings
     **{"push": {"--private", "--model"}, "report": set(), "choose": set(), "methods": set(), "answer": set()},
     "predict": SCORING
     | {"--csv", "--parquet", "--top", "--abstain", "--keep", "--accuracy", "--unknown", "--all-classes"},
-    **{"ask": {"--budget", "--out", "--seed", "--force"}, "cache": {"--cache", "--clear", "--root"}},
+    **{"ask": {"--budget", "--out", "--seed", "--force", "--config"}, "cache": {"--cache", "--clear", "--root"}},
     "bench": PAIRS - {"--labels"} | {"--data", "--seeds", "--tasks", "--allow-incomplete", "--start"},
     **{"ablate losses": PAIRS, "ablate pseudo-labels": PAIRS},
 }
@@ -163,7 +163,7 @@ class TestHelp:
         extra = settings | switches | {"--help-all"} if has_settings else set()
         assert flags - FLAGS[name] - COMMON - {"--no-model"} <= extra
         assert not has_settings or settings - {"--set"} <= flags
-        assert has_settings == (name in ("adapt", "check", "demo", "bench") or name.startswith("ablate"))
+        assert has_settings == (name in ("adapt", "check", "demo", "ask", "bench") or name.startswith("ablate"))
 
     def test_every_setting_is_a_flag_with_its_help(self) -> None:
         for name in ("adapt", "demo", "bench"):
@@ -171,7 +171,7 @@ class TestHelp:
             for setting in set(verb.settings) - set(NOT_FLAGS):
                 assert helps[setting].startswith(verb.texts.get(setting, SETTINGS[setting].metadata["help"])), setting
         assert helps["method_args"], "--set"
-        assert not {"seed", "root", "source_model", "target_labels"} & helps.keys(), "a benchmark sets them run by run"
+        assert not {"seed", "root", "source_model", "answers"} & helps.keys(), "a benchmark sets them run by run"
 
     def test_the_defaults_of_each_verb(self) -> None:
         """Help texts name the defaults that hold there."""

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from labelled_runs import make_run
+from cdtrans.record.outcome import ClassSet
+from labelled_runs import make_run, write_outcome
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +16,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(made: Path, tmp_path: Path) -> Path:
     """A copy of the run that a test may change; the target is shared."""
     return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+@pytest.fixture
+def doubtful(run: Path) -> Path:
+    """The same run, if nobody has said which classes occur: `ask` has all three pages for it."""
+    write_outcome(run, class_set=ClassSet())
+    return run

@@ -128,7 +128,11 @@ def test_a_tablet_has_no_help_about_keys(browser: Any, run: Path) -> None:
         context = browser.new_context(viewport={"width": DESK, "height": 800}, has_touch=touch, is_mobile=touch)
         page = context.new_page()
         page.goto(file.as_uri())
-        assert page.locator(".keys").is_visible() == page.locator(".keys kbd").first.is_visible() == (not touch)
+        assert (
+            page.locator("#label-keys").is_visible()
+            == page.locator("#label-keys kbd").first.is_visible()
+            == (not touch)
+        )
         context.close()
 
 
@@ -152,3 +156,77 @@ def test_without_scripts_it_says_what_to_do(browser: Any, run: Path) -> None:
     opened.goto((cdtrans.ask(run, budget=2).folder / "ask.html").as_uri())
     assert "labels.csv" in opened.locator("noscript").inner_text()
     context.close()
+
+
+class TestThreeSteps:
+    """Which classes occur, what shows one of them, labels."""
+
+    @pytest.fixture
+    def page(self, context: Any, doubtful: Path) -> Iterator[Any]:
+        file = cdtrans.ask(doubtful, budget=ASKED).folder / "ask.html"
+        messages: list[str] = []
+        opened = context.new_page()
+        opened.on("console", lambda message: messages.append(message.text))
+        opened.on("pageerror", lambda error: messages.append(str(error)))
+        opened.goto(file.as_uri())
+        yield opened
+        assert messages == []
+
+    def test_by_keyboard_into_one_file_that_can_be_answered(self, page: Any, doubtful: Path, tmp_path: Path) -> None:
+        assert page.locator("#title").inner_text() == "Class 1 of 3: red"
+        assert page.locator("#target img").count() == 9
+        assert page.evaluate("document.querySelector('#target img').naturalWidth") == 22
+        assert "From class 3 on you can skip" in page.locator("#about").inner_text()
+        page.keyboard.press("n")
+        page.keyboard.press("y")
+        assert page.locator("#title").inner_text() == "Class 3 of 3: blue"
+        assert "You can skip the rest" in page.locator("#safe").inner_text()
+        page.keyboard.press("?")
+        assert page.locator("#title").inner_text() == "Image 1 of 24"
+        assert page.evaluate("document.getElementById('image').naturalWidth") == 22
+        for key in "yny?":
+            page.keyboard.press(key)
+        page.wait_for_timeout(200)
+        page.reload()
+        assert progress(page) == "4 of 24"
+        page.get_by_role("button", name="Skip").click()
+        assert progress(page) == f"0 of {ASKED}"
+        for _ in range(ASKED):
+            page.keyboard.type("gre")
+            page.keyboard.press("Enter")
+        assert page.locator("#done").is_visible()
+        assert "20 questions of earlier steps are open" in page.locator("#through").inner_text()
+        with open(saved(page, tmp_path), newline="") as lines:
+            rows = list(csv.DictReader(lines))
+        assert [(row["label"], row["part"]) for row in rows[:2]] == [("red", "absent"), ("green", "occurs")]
+        assert [row["label"] for row in rows[2:7]] == [
+            *("one of these classes", "none of these classes", "one of these classes", "unsure", "")
+        ]
+        assert [row["part"] for row in rows].count("belongs") == 24
+        answers = cdtrans.answer(doubtful, tmp_path / "saved.csv").answers
+        assert answers.occurs == {"red": False, "green": True}
+        assert (len(answers.belongs), len(answers.labels)) == (4, ASKED)
+        assert answers.curve is not None
+
+    def test_steps_are_entered_in_any_order_and_answers_withdrawn(self, page: Any) -> None:
+        steps = page.locator("#steps")
+        steps.get_by_role("button", name="3 Labels").click()
+        page.locator("#classes button").first.click()
+        steps.get_by_role("button", name="1 Classes").click()
+        page.get_by_role("button", name="Yes").click()
+        assert progress(page) == "1 of 3"
+        page.get_by_role("button", name="Back").click()
+        page.locator("[aria-pressed=true]").click()
+        assert progress(page) == "0 of 3"
+        page.keyboard.type("abc")
+        assert progress(page) == "0 of 3", "no class is typed here"
+
+    @pytest.mark.parametrize("width", [DESK, PHONE])
+    def test_every_step_fits_the_screen(self, page: Any, width: int) -> None:
+        page.set_viewport_size({"width": width, "height": 800})
+        for step in range(3):
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            last = page.locator("#others button").last.bounding_box()
+            assert last["y"] + last["height"] < 800, "every answer is reachable without scrolling"
+            if step < 2:
+                page.get_by_role("button", name="Skip").click()

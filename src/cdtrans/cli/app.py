@@ -28,11 +28,11 @@ CHECK_SETTINGS = (  # settings that decide which images a run would see, and thr
     *("root", "crop", "resize", "max_bad", "backbone", "weights", "pretrained"),
     *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
 )
-OF_EACH_RUN = {"root", "seed", "source_model", "source_classes", "target_labels"}  # a benchmark sets them run by run
+OF_EACH_RUN = {"root", "seed", "source_model", "source_classes", "answers"}  # a benchmark sets them run by run
 # Settings that differ between the rows of Table 6 (all CDTrans) and of Table 5.
 LOSS_SETTINGS = {"loss_source", "loss_source_target", "loss_target"}
 PAIRING_SETTINGS = {"method", "pairing", "center_aware", "target_class"}
-NOT_IN_ROWS = {"target_labels", "source_classes", "effort"}  # rows have a source and no target labels
+NOT_IN_ROWS = {"answers", "source_classes", "effort"}  # rows have a source and no target labels
 COMPLETION = "_CDTRANS_COMPLETE"
 
 # typer bundles its own copy of click, so the class is found through one that every version of typer exports.
@@ -81,7 +81,7 @@ VERBS = {  # their help lines are in help.yaml
         against=lambda result: result.harm,
     ),
     "cache": Verb("cdtrans.cli.lists:list_cache", tables.show_cache),
-    "ask": Verb("cdtrans.measure.ask:ask", tables.show_questions),
+    "ask": Verb("cdtrans.run.ask:ask", tables.show_questions, settings=CHECK_SETTINGS),
     "answer": Verb("cdtrans.measure.measured:answer", tables.show_answers),
     "methods": Verb(
         "cdtrans.cli.lists:describe_methods",

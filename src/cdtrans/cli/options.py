@@ -20,7 +20,7 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, alternatives
 
 COMMON = (  # settings that --help shows; --help-all shows all
-    *("recipe", "effort", "backbone", "weights", "method", "source_model", "target_labels", "guard", "seed", "device"),
+    *("recipe", "effort", "backbone", "weights", "method", "source_model", "answers", "guard", "seed", "device"),
 )
 NOT_FLAGS = ("source", "target", "backbone_args", "method_args")  # arguments of a verb, YAML only, or --set
 OF_THE_PROGRAM = ("screen", "quiet")  # parameters of public functions that every command handles alike

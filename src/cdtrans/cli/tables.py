@@ -124,21 +124,29 @@ def show_cache(result: Any, screen: Screen, given: Arguments) -> None:
 
 
 def show_questions(result: Any, screen: Screen, given: Arguments) -> None:
-    run, summary = given["run"], result.summary()
-    screen.result(
-        f"{counted(summary['images'], 'image')} to label: {summary['random']} chosen at random, to measure accuracy,"
-        f" and {summary['informative']} that the model is least sure of, to train on."
-    )
+    summary = result.summary()
+    pages = {
+        f"whether {counted(summary['classes'], 'class occurs', 'classes occur')}": summary["classes"],
+        f"whether {counted(summary['belonging'], 'image')} show one of the classes": summary["belonging"],
+        f"what {counted(summary['images'], 'image')} show: {summary['random']} chosen at random, to measure accuracy, "
+        f"and {summary['informative']} doubtful and typical ones, to train on": summary["images"],
+    }
+    screen.result(f"The page asks {'; '.join(text for text, count in pages.items() if count)}. Skip what you like.")
     screen.result(f"Open {summary['page']} in a browser, or fill in {summary['labels']}.")
-    screen.say(f"Then: cdtrans answer {run} {summary['labels']} (or the labels.csv that the page saved)")
+    screen.say(f"Then: cdtrans answer {result.run} {summary['labels']} (or the labels.csv that the page saved)")
 
 
 def show_answers(result: Any, screen: Screen, given: Arguments) -> None:
     run = given["run"]
-    for sentence in wording.labels_show(result.labelled, result.measured, RunRecord(run).outcome, run):
+    outcome, about_classes = RunRecord(run).outcome, result.answers.occurs or result.answers.belongs
+    shown = wording.answers_show(result.answers, outcome)
+    if result.labelled or not about_classes:
+        shown += wording.labels_show(result.labelled, result.measured, outcome, run)
+    for sentence in shown:
         screen.result(sentence)
-    shown = f"; 'cdtrans report {run}' adds the accuracy to report.html" if result.measured else ""
-    screen.say(f"Stored in {run / ANSWERS.name}{shown}.")
+    adds = f"; 'cdtrans report {run}' adds the accuracy to report.html" if result.measured else ""
+    screen.say(f"Stored in {run / ANSWERS.name}{adds}.")
+    screen.say(f"Next, to use these answers: {result.command}")
 
 
 def show_methods(result: Any, screen: Screen, given: Arguments) -> None:

@@ -1,4 +1,12 @@
-"""Labels given by people, and their files: our CSV, the one that ask.html saves, Label Studio's CSV and JSON."""
+"""Answers given by people, and their files: our CSV, the one that ask.html saves, Label Studio's CSV and JSON.
+
+    path   label                      part
+           a class                    occurs, or absent: whether the class occurs in the target (page 1 of ask.html)
+    x.png  none or one of these ...   belongs: whether the image shows one of the classes (page 2)
+    x.png  a class, none of these ... random, informative or other: what the image shows (page 3)
+    x.png  a new name                 group: similar images of no class, named on the report
+
+Any image may also be `unsure`; a class that one is unsure of has no row."""
 
 import csv
 import io
@@ -7,20 +15,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cdtrans.errors import DataError, MissingFileError
+from cdtrans.errors import DataError, MissingFileError, counted, nearest
 from cdtrans.record.outcome import NO_CLASS, Part, StoredLabel
 
 UNSURE = "unsure"
+ONE_CLASS = "one of these classes"
+CLASS_OCCURS, CLASS_ABSENT, BELONGS, GROUP = "occurs", "absent", "belongs", "group"  # parts of rows that are not labels
 LABEL_COLUMNS = ("path", "label", "part")
 HOW_TO = "'cdtrans ask RUN' writes one to fill in"
+LEAST_CLASSES = 2
 
 
 LabelsByImage = dict[int, StoredLabel]  # by index in the target
 
 
 def require_clear(names: Iterable[str]) -> None:
-    """Refuse a class that has the name of UNSURE or NO_CLASS: its images would be left out, or count as wrong."""
-    if unclear := sorted({UNSURE, NO_CLASS} & set(names)):
+    """Refuse a class that has the name of another answer: its images would be left out, or count as wrong."""
+    if unclear := sorted({UNSURE, NO_CLASS, ONE_CLASS} & set(names)):
         raise DataError(
             "class-unclear",
             f"The run has a class '{unclear[0]}', which files of labels use for another answer; rename the class and "
@@ -39,13 +50,71 @@ def settled_part(*parts: str) -> Part:
 
 
 class LabelRow(NamedTuple):
-    """One line of a labels file; the label is empty if none was given."""
+    """One line of a file; the label is empty if none was given."""
 
     place: str  # 'line 3' or 'task 3', for messages
     path: str
     label: str
     part: str = ""
     digest: str = ""
+
+    @property
+    def about_class(self) -> bool:
+        return self.part in (CLASS_OCCURS, CLASS_ABSENT)
+
+    @property
+    def answered(self) -> bool:
+        """A row of page 1 that nobody has filled in is a class and nothing else."""
+        return bool(self.label and (self.path or self.part or self.digest))
+
+
+class AnswerRows(NamedTuple):
+    """The rows of a file that hold an answer."""
+
+    occurs: dict[str, bool]  # classes of page 1
+    images: list[LabelRow]  # the other rows
+    left: int  # rows of the file without an answer
+
+
+def read_answers(file: Path, classes: tuple[str, ...]) -> AnswerRows:
+    """The answers in a file, all about known classes."""
+    rows = read_rows(file)
+    filled = [row for row in rows if row.answered]
+    if not filled:
+        raise DataError(
+            "no-label", f"'{file}' holds {counted(len(rows), 'row')} and no label yet: fill in the column 'label'."
+        )
+    known = {CLASS_OCCURS: [*classes], CLASS_ABSENT: [*classes], BELONGS: [ONE_CLASS, NO_CLASS, UNSURE]}
+    labels = [*classes, UNSURE, NO_CLASS]
+    unknown = [row for row in filled if row.part != GROUP and row.label not in known.get(row.part, labels)]
+    if unknown:
+        row, more = unknown[0], f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        names = nearest(row.label, known.get(row.part, labels))
+        raise DataError(
+            "class-unknown", f"The class {row.label!r} in {row.place} of '{file}'{more} is unknown: {names}"
+        )
+    require_clear({row.label for row in filled} & set(classes))
+    said = {part: {row.label for row in filled if row.part == part} for part in (CLASS_OCCURS, CLASS_ABSENT)}
+    if both := sorted(said[CLASS_OCCURS] & said[CLASS_ABSENT]):
+        raise contradiction(f"'{file}'", f"the class '{both[0]}' occurs, and it does not")
+    occurs = {name: name in said[CLASS_OCCURS] for name in classes if name in said[CLASS_OCCURS] | said[CLASS_ABSENT]}
+    images = [row for row in filled if not row.about_class]
+    require_agreement(occurs, [row.label for row in images if row.part != GROUP], classes, f"'{file}'")
+    return AnswerRows(occurs, images, len(rows) - len(filled))
+
+
+def require_agreement(occurs: dict[str, bool], labels: Iterable[str], classes: tuple[str, ...], where: str) -> None:
+    """Refuse labels of classes that do not occur, and a target in which hardly a class does."""
+    absent = {name for name, there in occurs.items() if not there}
+    if wrong := sorted(absent & set(labels)):
+        raise contradiction(where, f"the class '{wrong[0]}' does not occur, and an image has its label")
+    if len(classes) - len(absent) < LEAST_CLASSES:
+        few = f"{len(absent)} of {len(classes)} classes do not occur; a classifier needs at least two that do"
+        raise DataError("too-few-classes", f"{where}: {few}.")
+
+
+def contradiction(where: str, problem: str) -> DataError:
+    return DataError("answers-contradict", f"By {where} {problem}; correct one of the two.")
 
 
 def read_rows(file: Path) -> list[LabelRow]:

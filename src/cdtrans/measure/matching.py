@@ -4,14 +4,15 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from cdtrans.errors import CdtransError, DataError, RunError, counted, named, nearest
 from cdtrans.inputs.images import UnreadableImage, decode, pixel_digest, resized
 from cdtrans.inputs.scan import LabelledDomain, scan_labelled
-from cdtrans.measure.labels import UNSURE, LabelRow, LabelsByImage, read_rows, require_clear, settled_part
-from cdtrans.record.outcome import NO_CLASS, ModelName, StoredLabel
+from cdtrans.measure.labels import BELONGS, GROUP, UNSURE, LabelRow, LabelsByImage, read_answers, settled_part
+from cdtrans.record.outcome import ModelName, StoredLabel
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 
@@ -47,12 +48,13 @@ class TargetImages:
 
 @dataclass(frozen=True)
 class RunTarget(TargetImages):
-    """The target of a finished run, without the images whose labels it was trained with (--target-labels)."""
+    """The target of a finished run, without the images whose labels it was trained with (--answers)."""
 
     record: RunRecord
     rows: np.ndarray  # [N] the images' indices in the run's whole target
     predicted: dict[ModelName, np.ndarray]  # [N] classes by the source-only and the adapted model, if there is one
     confidence: np.ndarray  # [N] of the chosen model
+    no_class: np.ndarray  # [N] the higher, the less an image is like any class
 
 
 def read_target(record: RunRecord) -> RunTarget:
@@ -75,6 +77,7 @@ def read_target(record: RunRecord) -> RunTarget:
         rows=rows,
         predicted=predicted,
         confidence=confidence[rows].astype(np.float64),
+        no_class=views.no_class[rows],
     )
 
 
@@ -107,37 +110,27 @@ def match_classes(labelled: LabelledDomain, classes: tuple[str, ...], where: Pat
     return order[np.array(labelled.labels, dtype=np.int64)]
 
 
-def filled_rows(file: Path, classes: tuple[str, ...]) -> tuple[list[LabelRow], int]:
-    """The rows of a file that have a label, all of known classes, and the number of all rows."""
-    rows = read_rows(file)
-    filled = [row for row in rows if row.label]
-    if not filled:
-        raise DataError(
-            "no-label", f"'{file}' holds {counted(len(rows), 'row')} and no label yet: fill in the column 'label'."
-        )
-    known = [*classes, UNSURE, NO_CLASS]
-    if unknown := [row for row in filled if row.label not in known]:
-        row, more = unknown[0], f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        raise DataError(
-            "class-unknown",
-            f"The class {row.label!r} in {row.place} of '{file}'{more} is unknown: {nearest(row.label, known)}",
-        )
-    require_clear({row.label for row in filled} & set(classes))
-    return filled, len(rows)
+class FileAnswers(NamedTuple):
+    """The answers in a file, by kind; those about images by the image's index in the target."""
+
+    occurs: dict[str, bool]  # page 1
+    belongs: LabelsByImage  # page 2
+    labels: LabelsByImage  # page 3
+    groups: LabelsByImage  # names of groups of images of no class
 
 
-def match(file: Path, target: TargetImages, screen: Screen) -> LabelsByImage:
-    """The labels in a file for images of the target, one per image; contradicting rows are left out with a warning."""
-    filled, rows = filled_rows(file, target.classes)
-    if len(filled) < rows:
-        have = "has" if len(filled) == 1 else "have"
-        screen.say(f"{len(filled)} of {rows} rows {have} a label; the others are left for later.")
-    by_image: dict[int, list[LabelRow]] = {}
+def match(file: Path, target: TargetImages, screen: Screen) -> FileAnswers:
+    """The answers in a file about the target, one of each kind per image; contradicting rows are left out with a
+    warning."""
+    occurs, filled, left = read_answers(file, target.classes)
+    if left:
+        screen.say(f"{counted(left, 'row has', 'rows have')} no answer yet, and are left for later.")
+    of_kind: dict[str, dict[int, list[LabelRow]]] = {BELONGS: {}, "": {}, GROUP: {}}
     strange, trained = [], 0
     for row in filled:
         index, trained_as = find(row, file, target)
         if index is not None:
-            by_image.setdefault(index, []).append(row)
+            of_kind[row.part if row.part in of_kind else ""].setdefault(index, []).append(row)
         elif trained_as is not None:
             trained += 1
         else:
@@ -147,9 +140,18 @@ def match(file: Path, target: TargetImages, screen: Screen) -> LabelsByImage:
         screen.say(f"{are} that the model was trained with, and not used to measure it.")
     if strange:
         problem = f"{len(strange)} of {len(filled)} labelled images of '{file}' are not in the target: {named(strange)}"
-        if not by_image and not trained:
+        if len(strange) == len(filled):
             raise DataError("images-not-in-target", f"{problem}; give paths relative to '{target.root}'.")
         screen.warn(f"{problem}; they are skipped.")
+    belongs, labels, groups = (one_each(by_image, target, screen) for by_image in of_kind.values())
+    different = {entry.label for entry in labels.values() if entry.label != UNSURE}
+    if len(different) == 1 and len(labels) > 1:
+        screen.warn(f"All labels of '{file}' are {different.pop()!r}; if the target has other classes too, label some.")
+    return FileAnswers(occurs, belongs, labels, groups)
+
+
+def one_each(by_image: dict[int, list[LabelRow]], target: TargetImages, screen: Screen) -> LabelsByImage:
+    """The label of every image, without images whose rows contradict each other."""
     labels: LabelsByImage = {}
     contradicting = []
     for index, same in by_image.items():
@@ -162,9 +164,6 @@ def match(file: Path, target: TargetImages, screen: Screen) -> LabelsByImage:
     if contradicting:
         have = counted(len(contradicting), "image has", "images have")
         screen.warn(f"{have} contradicting labels, which are left out ({named(contradicting)}): keep one of each.")
-    different = {entry.label for entry in labels.values() if entry.label != UNSURE}
-    if len(different) == 1 and len(labels) > 1:
-        screen.warn(f"All labels of '{file}' are {different.pop()!r}; if the target has other classes too, label some.")
     return labels
 
 

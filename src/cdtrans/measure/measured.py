@@ -2,7 +2,7 @@
 own target images. Both make one `Measured`."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +13,18 @@ from cdtrans.config import DeviceName, LargestBad, Root, RunFolder, WhichModel
 from cdtrans.errors import CdtransError, DataError, counted, named
 from cdtrans.inputs.images import judge_unreadable
 from cdtrans.inputs.scan import LabelledDomain
+from cdtrans.measure.curve import fit_curve
 from cdtrans.measure.intervals import accuracy_interval, class_mean_interval, labels_to_decide, sign_test, wilson
-from cdtrans.measure.labels import UNSURE, LabelsByImage, settled_part
-from cdtrans.measure.matching import RunTarget, match, match_classes, read_target, require_untrained, scan_labels
+from cdtrans.measure.labels import UNSURE, LabelsByImage, require_agreement, settled_part
+from cdtrans.measure.matching import (
+    FileAnswers,
+    RunTarget,
+    match,
+    match_classes,
+    read_target,
+    require_untrained,
+    scan_labels,
+)
 from cdtrans.record import layout, wording
 from cdtrans.record.outcome import (
     NO_CLASS,
@@ -25,6 +34,7 @@ from cdtrans.record.outcome import (
     CalibrationBin,
     Comparison,
     Measured,
+    NoClassCurve,
     Part,
     Scores,
 )
@@ -41,15 +51,22 @@ ENOUGH_TO_CALIBRATE = 20  # labels of the random part that calibrate better than
 
 @dataclass(frozen=True)
 class Answered:
-    """The labels that a run has, and what they show. `summary()` is the object that `answer --json` prints."""
+    """The answers that a run has, and what they show. `summary()` is the object that `answer --json` prints."""
 
     target: int  # images of the target, without those that the run was trained with
     labelled: int  # images with a class or with NO_CLASS
-    measured: Measured | None  # None without a label of the random part
+    answers: Answers
+    command: str  # uses them
+
+    @property
+    def measured(self) -> Measured | None:
+        """None without a label of the random part."""
+        return self.answers.measured
 
     def summary(self) -> dict[str, Any]:
-        measured = None if self.measured is None else self.measured.summary()
-        return {"target": self.target, "labelled": self.labelled, "measured": measured}
+        answers, measured = self.answers, None if self.measured is None else self.measured.summary()
+        found = {"absent": list(answers.absent), "no_class": None if answers.curve is None else asdict(answers.curve)}
+        return {"target": self.target, "labelled": self.labelled, "measured": measured, **found, "next": self.command}
 
 
 @checked()
@@ -122,7 +139,7 @@ def predict_labelled(
         screen.warn(judge_unreadable("labelled ", len(skipped), len(labelled), str(first.path), first.cause, max_bad))
     if trained_with:
         left_out = counted(trained_with, "image is left out", "images are left out")
-        screen.say(f"{left_out}: the run was trained with their labels (--target-labels).")
+        screen.say(f"{left_out}: the run was trained with their labels (--answers).")
     if not rows and trained_with:
         raise DataError(
             "nothing-to-measure",
@@ -166,18 +183,19 @@ def keep(record: RunRecord, measured: Measured, screen: Screen) -> None:
 def answer(
     run: RunFolder,
     labels: Annotated[
-        str | Path, Help("labels.csv, from ask.html or filled in by hand, or a Label Studio export.", "LABELS")
+        str | Path, Help("labels.csv, from ask.html or filled in by hand, or a Label Studio export.", "ANSWERS")
     ],
     *,
     screen: Screen | None = None,
 ) -> Answered:
-    """Read a file of labels, measure the run's models with all labels so far, and store both in RUN/answers.json."""
+    """Read a file of answers, measure the run's models with all labels so far, and store both in RUN/answers.json."""
     screen, record = screen or Screen(quiet=True), RunRecord(Path(run))
     target = read_target(record)
     require_untrained(target)
-    before, given = labels_so_far(target), match(Path(labels), target, screen)
-    every = labels_so_far(target, given)
-    announce(target, before, given, screen)
+    before, given, earlier = labels_so_far(target), match(Path(labels), target, screen), record.answers
+    occurs, belongs, every, groups = answers_so_far(target, given)
+    require_agreement(occurs, [entry.label for entry in every.values()], target.classes, "all answers so far")
+    announce(target, before, given.labels, screen)
     measured = measure_answers(target, every)
     if measured and measured.model == "adapted" and measured.images >= ENOUGH_TO_CALIBRATE:
         logits = record.logits.adapted
@@ -185,15 +203,37 @@ def answer(
         # a model is surer of images that it was trained with, and they are not measured
         recalibrate(record, temperature(logits[target.rows], measured.accuracy))
         measured = replace(measured, recalibrated=True)
-    earlier = record.answers is not None and record.answers.calibrated
     answers = Answers(
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        calibrated=earlier or (measured is not None and measured.recalibrated),
+        calibrated=(earlier is not None and earlier.calibrated) or (measured is not None and measured.recalibrated),
         measured=measured,
         labels=tuple(every[i] for i in sorted(every)),
+        occurs=occurs,
+        belongs=tuple(belongs[i] for i in sorted(belongs)),
+        groups=tuple(groups[i] for i in sorted(groups)),
+        curve=curve_through(target, belongs),
     )
     rewrite(record.folder, layout.ANSWERS, answers)
-    return Answered(len(target), sum(entry.label != UNSURE for entry in every.values()), measured)
+    command = wording.adapt_command(record.config.source, record.config.target, Path(labels))
+    return Answered(len(target), sum(entry.label != UNSURE for entry in every.values()), answers, command)
+
+
+def answers_so_far(target: RunTarget, given: FileAnswers | None = None) -> FileAnswers:
+    """The answers that the run has read and those given now, which replace earlier ones."""
+    before, now = target.record.answers, given or FileAnswers({}, {}, {}, {})
+    if before is None:
+        return now._replace(labels=labels_so_far(target, now.labels))
+    belongs, groups = (
+        {index: entry for entry in known if (index := target.find(entry.path, entry.digest)) is not None} | new
+        for known, new in ((before.belongs, now.belongs), (before.groups, now.groups))
+    )
+    return FileAnswers(before.occurs | now.occurs, belongs, labels_so_far(target, now.labels), groups)
+
+
+def curve_through(target: RunTarget, belongs: LabelsByImage) -> NoClassCurve | None:
+    sure = [i for i, entry in belongs.items() if entry.label != UNSURE]
+    none = np.array([belongs[i].label == NO_CLASS for i in sure], dtype=bool)
+    return fit_curve(target.no_class, target.no_class[sure], none)
 
 
 def asked_parts(target: RunTarget) -> dict[int, Part]:

@@ -74,7 +74,7 @@ class Method(nn.Module):
     title: ClassVar[str] = ""  # paper and venue, or the page that describes the method
     backbones: ClassVar[str] = "any"  # any, ViT, BatchNorm, or as the method checks it
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
-    takes_target_labels: ClassVar[bool] = False  # whether `plan` uses the labels of --target-labels
+    takes_target_labels: ClassVar[bool] = False  # whether `plan` uses the labels of --answers
     trains: ClassVar[bool] = True  # whether it has training steps; if not, `plan` does everything
     least_batch: ClassVar[int] = 1  # pairs that a step needs
     capturable: bool = True  # whether a step can be replayed as a CUDA graph; an instance may decide by its options

@@ -51,7 +51,9 @@ class CoTraining(Method):
         strong: bool = option(True, "Strong augmentation of source and target images.")
         label_smoothing: float = option(0.1, "Label smoothing on the source.", minimum=0, maximum=0.99)
         head_rate: float = option(3.0, "Learning rate of the classifier, relative to --lr.", minimum=0)
-        given: float = option(0.125, "Least share of --target-labels among target images.", minimum=0, maximum=1)
+        given: float = option(
+            0.125, "Least share of images labelled by --answers among target images.", minimum=0, maximum=1
+        )
 
     options: Options
     title = "The best recipe of this project, described in docs/results/recipe.md"

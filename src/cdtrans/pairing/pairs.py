@@ -17,7 +17,7 @@ EPSILON = 1e-8  # the authors' guard against an empty class
 
 
 class TargetLabels(NamedTuple):
-    """Labels that a person gave for some target images. Only `adapt --target-labels` makes one (run.target_labels)."""
+    """Labels that a person gave for some target images. Only `adapt --answers` makes one (run.answers)."""
 
     images: Tensor  # [M] indices in the target
     labels: Tensor  # [M]

@@ -36,7 +36,7 @@ class DataRecord:
 
     source: DomainRecord
     target: DomainRecord
-    target_labels: str | None = None  # digest of the labels of --target-labels
+    answers: str | None = None  # digest of the answers of --answers
     method: str | None = None  # digest of the method's own file
     layout: int = VERSION
 
@@ -151,7 +151,7 @@ CONFIG = File("config.yaml", Resolved, AGAIN)
 DATA = File("data.json", DataRecord, AGAIN)
 ENVIRONMENT = File("environment.json", Environment)
 IMAGES = File("images.csv", ImageTable)
-TARGET_LABELS = File("target_labels.csv", StoredLabel)  # used in training (--target-labels)
+GIVEN = File("given-answers.csv", StoredLabel)  # those of --answers that the run has used
 EVIDENCE = File("evidence.npz", SavedEvidence, AGAIN)
 # While it trains
 LOG = File("log.jsonl", Line)  # events; without timestamps, so that equal runs have equal logs

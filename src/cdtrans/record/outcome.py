@@ -151,7 +151,7 @@ class Outcome:
     crowd: Crowd | None = None  # in the source-only model's predictions
     basis: Basis | None = None  # None without source images
     class_set: ClassSet = field(default_factory=ClassSet)
-    target_labels: int = 0  # target images that the run was trained with the labels of (--target-labels)
+    target_labels: int = 0  # target images that the run was trained with the labels of (--answers)
     trained_with_labels: bool = False  # a run of an ablation whose pairs were made with target labels
 
     @property
@@ -336,9 +336,17 @@ class StoredLabel:
 
 @dataclass(frozen=True)
 class Answers:
-    """answers.json: all labels that `answer` has read so far, and what they show."""
+    """answers.json: all answers that `answer` has read so far, and what they show."""
 
     date: str
     calibrated: bool  # whether these labels, or earlier ones, have calibrated the adapted model
     measured: Measured | None  # None without a label of the random part
     labels: tuple[StoredLabel, ...]
+    occurs: dict[str, bool] = field(default_factory=dict)  # classes that somebody was sure of
+    belongs: tuple[StoredLabel, ...] = ()  # whether these images show one of the classes
+    groups: tuple[StoredLabel, ...] = ()  # names of groups of images of no class
+    curve: NoClassCurve | None = None  # None unless an image of `belongs` shows none of the classes
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        return tuple(name for name, there in self.occurs.items() if not there)

@@ -169,10 +169,10 @@ class RunRecord:
     @cached_property
     def trained_labels(self) -> tuple[StoredLabel, ...]:
         """The target images that the run was trained with the labels of: they cannot measure its models."""
-        if not self.has(layout.TARGET_LABELS):
+        if not self.has(layout.GIVEN):
             return ()
-        rows = self._table(layout.TARGET_LABELS, ("path", "digest", "label"))
-        return tuple(StoredLabel(row["path"], row["digest"], row["label"]) for row in rows)
+        rows = self._table(layout.GIVEN, ("path", "digest", "label", "part"))
+        return tuple(StoredLabel(row["path"], row["digest"], row["label"]) for row in rows if not row["part"])
 
     @cached_property
     def evaluation(self) -> Measured | None:

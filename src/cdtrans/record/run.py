@@ -72,7 +72,7 @@ class RunWriter(ExitStack[None]):
         if before.has(layout.DATA) and before.data != data:
             raise RunError(
                 "data-changed",
-                f"The images, the labels of --target-labels or the file of the method have changed since the run in "
+                f"The images, the answers of --answers or the file of the method have changed since the run in "
                 f"'{self.folder}' began; {OTHER}, or put them back.",
             )
         if before.has(layout.TIMINGS) and self.writes:  # a kill may have torn the last line

@@ -6,8 +6,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, NamedTuple
 
-from cdtrans.errors import counted, ended
-from cdtrans.record.outcome import Choice, Crowd, Interval, Measure, Measured, ModelName, Outcome
+from cdtrans.errors import counted, ended, named
+from cdtrans.record.outcome import Answers, Choice, Crowd, Interval, Measure, Measured, ModelName, Outcome
 from cdtrans.record.probabilities import SHARES, Kept
 
 MODEL_NAMES: dict[str, str] = {"source": "source-only", "adapted": "adapted", "last": "last"}
@@ -289,6 +289,38 @@ def measured_basis(measured: Measured, outcome: Outcome) -> str:
         return f"measured on all {images}; 95% interval for new images like these: {interval}"
     kind = "random target image" if measured.random else "target image"
     return f"measured on {counted(measured.images, kind)}; 95% interval: {interval}"
+
+
+def adapt_command(source: str, target: str, answers: Path) -> str:
+    """The command that uses a file of answers. A run without source images has its own flags, which are named here by
+    dots."""
+    places = f"{quote(source)} {quote(target)}" if source else f"--target {quote(target)} ..."
+    return f"cdtrans adapt {places} --answers {quote(str(answers))}"
+
+
+def answers_show(answers: Answers, outcome: Outcome) -> list[str]:
+    """What answers about the target's classes show; whatever contradicts the run comes first."""
+    by_run, known = outcome.class_set, outcome.class_set.curve is not None
+    missed = [name for name in answers.absent if name not in by_run.absent]
+    wronged = [name for name in by_run.absent if answers.occurs.get(name)]
+    against: list[str] = []
+    beside: list[str] = []
+    if missed:
+        do = counted(len(missed), "class does", "classes do")
+        against.append(f"{do} not occur in the target, and this run took it for granted that they do: {named(missed)}.")
+    if wronged:
+        do = counted(len(wronged), "class occurs", "classes occur")
+        against.append(f"{do} in the target, and this run never predicts them: {named(wronged)}.")
+    if curve := answers.curve:
+        images = f"About {curve.share:.0%} of the target images belong to none of the classes"
+        cut = f"images with a score above {curve.cut:.2f} are taken for such"
+        every = "" if known else ", and this run gives every image a class"
+        (beside if known else against).append(f"{images}{every} ({cut}).")
+    elif answers.belongs:
+        beside.append(
+            f"None of {counted(len(answers.belongs), 'image')} belongs to none of the classes: there is no cut."
+        )
+    return [*against, *beside]
 
 
 def labels_show(labelled: int, measured: Measured | None, outcome: Outcome, run: Path) -> list[str]:

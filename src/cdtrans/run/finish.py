@@ -14,14 +14,14 @@ from cdtrans.record.probabilities import accuracy_by_share, calibrated, temperat
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, confidence_views, predictions_csv, remove_state, require_resumable
 from cdtrans.reporting.page import write_report
+from cdtrans.run.answers import Given
 from cdtrans.run.inputs import Inputs, RunPlan
-from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import barrier, is_main
 from cdtrans.runtime.screen import Screen
 from cdtrans.training.adaptation import Adaptation
 from cdtrans.trust.estimate import accuracy_range, expected_accuracy, measurable
 from cdtrans.trust.guard import decide, labels_to_settle, supported
-from cdtrans.trust.support import Evidence, Impression, views
+from cdtrans.trust.support import Impression, views
 
 
 def finish(
@@ -78,13 +78,13 @@ def complete(
     barrier()  # the others read the outcome that the main rank has written
 
 
-def show_finished(plan: RunPlan, config: Resolved) -> Outcome:
+def show_finished(plan: RunPlan, config: Resolved, kind: type[Method]) -> Outcome:
     """Show a run that is finished already, and say whether its images or labels have changed since."""
     out, screen = plan.out, plan.screen
     require_resumable(out, config)
     record = RunRecord(out)
     screen.say(f"The run in '{out}' is already finished.")
-    Given.warn_of_changes(record, config, plan.target, screen)
+    Given.warn_of_changes(record, config, kind, plan.target, screen)
     before = {"source": record.data.source.scanned, "target": record.data.target.scanned}
     if changed := [name for name, now in plan.scanned.items() if before[name] != now]:
         screen.warn(
@@ -121,17 +121,19 @@ def judge(
         setback=adaptation.setback if kept else None,
         crowd=Crowd.of(predicted, source, occurring),
         basis=basis,
-        class_set=class_set(adaptation.evidence, classes, occurring, given),
+        class_set=class_set(adaptation, classes, occurring, given),
         target_labels=len(given),
         trained_with_labels=kind.uses_target_labels,
     )
     return outcome.choose(outcome.own_choice)
 
 
-def class_set(evidence: Evidence, classes: tuple[str, ...], occurring: tuple[str, ...], given: Given) -> ClassSet:
-    """How the run came to its classes."""
+def class_set(adaptation: Adaptation, classes: tuple[str, ...], occurring: tuple[str, ...], given: Given) -> ClassSet:
+    """How the run came to its classes, and the curve through the user's answers about images."""
+    evidence = adaptation.evidence
     absent = tuple(name for name in classes if name not in occurring)
-    return ClassSet(absent, given.class_source or ("noticed" if evidence.noticed else "assumed"), given.others)
+    by = given.class_source or ("noticed" if evidence.noticed else "assumed")
+    return ClassSet(absent, by, given.others, given.curve(evidence.no_class.numpy()))
 
 
 def models_of(adaptation: Adaptation) -> dict[str, Impression]:

@@ -15,7 +15,7 @@ from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain, check_distinct
 from cdtrans.record.files import csv_lines
 from cdtrans.record.layout import IMAGES, DataRecord, DomainRecord
 from cdtrans.record.run import RunWriter
-from cdtrans.run.target_labels import Given
+from cdtrans.run.answers import Given
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.preflight import Finding, examine, examine_target, ignored, refuse
@@ -52,7 +52,7 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The images of a run, the labels that it trains with, and the problems of both."""
+    """The images of a run, what the user has said of the target, and the problems of both."""
 
     source: Decoded[LabelledDomain]  # the images to train on; none if a model alone is adapted
     held_out: Decoded[LabelledDomain]
@@ -79,7 +79,7 @@ class Inputs:
         return DataRecord(source, target, self.given.digest(), code)
 
     def record(self, run: "RunWriter", *, fresh: bool) -> None:
-        """Record the images behind all indices and the labels to train with. A `fresh` run first logs the problems of
+        """Record the images behind all indices and the user's answers. A `fresh` run first logs the problems of
         its data; a resumed one has them in its log already."""
         source, held_out, target = self.source, self.held_out, self.target
         rows: list[tuple[object, ...]] = [("domain", "index", "path", "digest")]
@@ -151,7 +151,7 @@ def decode_inputs(plan: RunPlan, config: Resolved, method: "type[Method]") -> In
     started = time.monotonic()
     findings = check_data(source, target, force=plan.force, screen=screen)
     seconds = round(time.monotonic() - started, 3)
-    given = Given.read(config, source.domain.classes, target, screen)
+    given = Given.read(config, source.domain.classes, target, method, screen)
     train, held_out = hold_out(source, config, screen)
     if max(len(train), len(target)) < method.least_batch:
         raise DataError(

@@ -32,9 +32,9 @@ from cdtrans.record.layout import CONFIG, ENVIRONMENT
 from cdtrans.record.outcome import Outcome
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, require_resumable
+from cdtrans.run.answers import Given, told_classes
 from cdtrans.run.inputs import RunPlan, decode_inputs, scan_domains
 from cdtrans.run.stage1 import Origin, source_model
-from cdtrans.run.target_labels import Given, told_classes
 from cdtrans.runtime.ranks import from_main, joined
 from cdtrans.runtime.screen import Screen, html_table
 from cdtrans.runtime.signals import StopSignals, importing
@@ -84,7 +84,7 @@ class Result:
 
     @property
     def target_labels(self) -> int:
-        """Target images that were trained with their labels (--target-labels)."""
+        """Target images that were trained with their labels (--answers)."""
         return self.outcome.target_labels
 
     def classifier(self) -> Classifier:
@@ -154,8 +154,8 @@ def scan(config: Config, out: Path, screen: Screen, *, force: bool, method: "typ
     require_outside(out, *(Path(place) for place in (config.source, config.target) if place))
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
-    Given.require(config, source.classes)
     config = replace(config, target_classes=told_classes(config, source.classes))
+    Given.require(config, source.classes)
     require_resumable(out, config)
     if not RunRecord(out).finished:
         Origin(out, config).require()
@@ -172,9 +172,9 @@ def run_session(plan: RunPlan) -> Outcome:
 
     screen, kind = plan.screen, plan.method or method_class(plan.config.method)
     config = resolve(plan.config, kind)
-    require_inputs(kind, config)
+    require_source(kind, config)
     if from_main(RunRecord(plan.out).finished):
-        return show_finished(plan, config)
+        return show_finished(plan, config, kind)
     if config.tracker != "none":
         library(config.tracker)  # before the work, not after it
     origin = Origin(plan.out, config)
@@ -185,7 +185,7 @@ def run_session(plan: RunPlan) -> Outcome:
     origin.require_same_images(data.source)
     with RunWriter.open(plan.out, config, data) as run:
         if run.record.finished:  # by another process meanwhile
-            return show_finished(plan, config)
+            return show_finished(plan, config, kind)
         with run.session(plan.started):
             with StopSignals.caught("" if screen.quiet else STOP_NOTICE):
                 device = use_device(config, screen)
@@ -270,20 +270,14 @@ def resolve(config: Config, method: "type[Method] | None" = None) -> Resolved:
     return Resolved(**make_config(config.to_dict() | here).to_dict())
 
 
-def require_inputs(kind: "type[Method]", config: Config) -> None:
-    """Refuse a run without source images of a method that needs them, or with labels that the method would ignore."""
+def require_source(kind: "type[Method]", config: Config) -> None:
+    """Refuse a run without source images of a method that needs them."""
     if kind.needs_source and not config.source:
         others = [name for name in METHODS if not method_class(name).needs_source]
         raise SettingsError(
             "no-source",
             f"The method '{config.method}' needs source images and none were given: name them, as in 'cdtrans adapt "
             f"SOURCE TARGET', or use --method {' or '.join(others)}.",
-        )
-    if config.target_labels and not kind.takes_target_labels:
-        raise SettingsError(
-            "target-labels-unused",
-            f"The method '{config.method}' cannot train with --target-labels; use --recipe best without --method, or "
-            "add the labelled images to the source's class folders.",
         )
 
 

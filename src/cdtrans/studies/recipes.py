@@ -81,7 +81,7 @@ class Request:
         named = self.authors if recipe == "authors" else recipe
         chosen = compose(TABLE_DEFAULTS, from_file, settings, {"recipe": named})
         own = [key for key in DECIDED_HERE if key in settings]
-        if own := [*own, *(key for key in ("source_model", "target_labels") if getattr(chosen, key))]:
+        if own := [*own, *(key for key in ("source_model", "answers") if getattr(chosen, key))]:
             raise SettingsError(
                 "decided-by-bench", f"A benchmark decides '{own[0]}' for each of its runs; leave it out."
             )

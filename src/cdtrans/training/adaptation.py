@@ -1,5 +1,5 @@
 """Stage 2, for every method: plan, train, repeat (docs/method.md). The only target labels here are those that the user
-gave with --target-labels."""
+gave with --answers."""
 
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ class TrainingData(NamedTuple):
     labels: Tensor  # [Ns] of the source
     target: Images
     holdout: LabelledImages | None
-    given: TargetLabels | None = None  # labels of --target-labels
+    given: TargetLabels | None = None  # labels of --answers
     occurs: Tensor | None = None  # [K] bool, the classes that occur in the target as a person said
     beside: Images | None = None  # source images of the others
 

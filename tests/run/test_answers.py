@@ -1,5 +1,4 @@
-"""Labels of target images that the user gives to train with: where they come in, what they change, what they measure
-afterwards."""
+"""What the user says of the target (--answers): where it comes in, what it changes, what can be measured afterwards."""
 
 import csv
 import json
@@ -16,11 +15,13 @@ from cdtrans.config import Config
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.scan import UnlabelledDomain
+from cdtrans.measure.curve import fit_curve
 from cdtrans.measure.matching import read_target
 from cdtrans.measure.measured import evaluate
+from cdtrans.methods import method_class
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
-from cdtrans.run.target_labels import Given
+from cdtrans.run.answers import Given
 from cdtrans.runtime.screen import Screen
 from commands import warm
 from labelled_runs import truth
@@ -45,7 +46,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 def command(task: Task, out: Path, labels: Path, *flags: str) -> list[str]:
     method = ("--method", "cotraining", "--set", "length=0.01")
-    return task.adapt(out, *method, "--target-labels", str(labels), *flags)
+    return task.adapt(out, *method, "--answers", str(labels), *flags)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def trained(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_only_one_module_makes_them() -> None:
     makers = [f.relative_to(SOURCES) for f in SOURCES.rglob("*.py") if re.search(r"\bTargetLabels\(", f.read_text())]
-    assert sorted(map(str, makers)) == ["pairing/pairs.py", "run/target_labels.py"], "the first is the class"
+    assert sorted(map(str, makers)) == ["pairing/pairs.py", "run/answers.py"], "the first is the class"
 
 
 @pytest.mark.slow
@@ -68,7 +69,7 @@ class TestRun:
         assert RunRecord(trained).outcome.target_labels == 4
         assert json.loads((trained / "adapted" / "model.json").read_text())["target_labels"] == 4
         assert json.loads((trained / "source" / "model.json").read_text())["target_labels"] == 0
-        with open(trained / "target_labels.csv", newline="") as lines:
+        with open(trained / "given-answers.csv", newline="") as lines:
             assert {row["path"]: row["label"] for row in csv.DictReader(lines)} == {n: truth(n) for n in GIVEN}
 
     def test_killed_and_resumed_is_undisturbed(self, task: Task, trained: Path, tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ class TestRun:
             labels.write_text(kept + more)
             ended = warm().run(command(task, out, labels), tmp_path / "logs")
             assert ended.code == 0, ended.err
-            said.append("have changed since this run was trained with them; give another --out" in ended.err)
+            said.append("have changed since this run was made with them; give another --out" in ended.err)
         labels.write_text("path,label\nstrange.png,red\n")
         said.append("have changed since" in warm().run(command(task, out, labels), tmp_path / "logs").err)
         labels.write_text(kept)
@@ -128,11 +129,25 @@ class TestRun:
         assert result.measured.accuracy == pytest.approx(right)
 
     def test_another_method_refuses_them(self, task: Task, tmp_path: Path) -> None:
-        flags = ["--method", "dann", "--target-labels", str(task.folder / "labels.csv")]
+        flags = ["--method", "dann", "--answers", str(task.folder / "labels.csv")]
         ended = warm().run(task.adapt(tmp_path / "run", *flags), tmp_path / "logs")
         assert ended.code == 2
-        assert says(ended.err, "The method 'dann' cannot train with --target-labels")
+        assert says(ended.err, "This method cannot train with labels", "No label in", "or the method takes none")
         assert not (tmp_path / "run").exists()
+
+    def test_another_method_takes_classes_and_curve(self, task: Task, tmp_path: Path) -> None:
+        lines = [",red,,absent", ",blue,,occurs", "00.png,none of these classes,,belongs", "01.png,green,,"]
+        file = write(tmp_path / "l.csv", *lines, header="path,label,digest,part")
+        ended = warm().run(task.adapt(tmp_path / "run", "--method", "dann", "--answers", str(file)), tmp_path / "logs")
+        assert ended.code == 0, ended.err
+        assert says(ended.err + ended.out, "cannot train with labels", "1 class does not occur: 'red'", "1 of 1 image")
+        record = RunRecord(tmp_path / "run")
+        found = record.outcome.class_set
+        assert (found.absent, found.by, found.others) == (("red",), "asked", True)
+        assert found.curve is not None
+        assert 0 < found.curve.share < 1
+        assert (record.outcome.target_labels, record.trained_labels) == (0, ())
+        assert record.card("adapted").classes == ("blue", "green")
 
     def test_the_report_says_so(self, trained: Path, tmp_path: Path) -> None:
         run = Path(shutil.copytree(trained, tmp_path / "run"))
@@ -149,8 +164,57 @@ class TestFile:
         pixels = np.zeros((3, 8, 8, 3), np.uint8)
         return Decoded(domain, pixels, np.arange(3), ("da", "db", "dc"))
 
+    def read(self, file: Path, target: Decoded[UnlabelledDomain], method: str = "instant", **settings: Any) -> Given:
+        config = Config(answers=str(file), resize=8, **settings)
+        return Given.read(config, CLASSES, target, method_class(method), Screen())
+
     def given(self, file: Path, target: Decoded[UnlabelledDomain]) -> dict[int, int]:
-        return Given.read(Config(target_labels=str(file), resize=8), CLASSES, target, Screen()).labels
+        return self.read(file, target).labels
+
+    def test_all_three_kinds(self, tmp_path: Path, target: Any, capsys: Any) -> None:
+        lines = (",red,absent", ",green,", "a.png,one of these classes,belongs", "b.png,none of these classes,belongs")
+        lines += ("c.png,unsure,belongs", "a.png,green,informative", "b.png,heaps of sand,group")
+        file = write(tmp_path / "l.csv", *lines, header="path,label,part")
+        given = self.read(file, target)
+        assert (given.occurring, given.class_source, given.others) == (("blue", "green"), "asked", True)
+        assert (given.none, given.labels) == ({0: False, 1: True}, {0: 1})
+        assert says("".join(capsys.readouterr()), "1 row has no answer yet", "not occur: 'red'", "1 of 2 images")
+        told = self.read(file, target, target_classes=["blue", "green"], other_classes=True)
+        assert told.class_source == "told"
+        other = self.read(file, target, "dann")
+        assert (other.labels, other.none) == ({}, given.none)
+        assert "cannot train with labels" in capsys.readouterr().err
+        assert len({given.digest(), told.digest(), other.digest(), Given().digest()}) == 3, "told is a setting"
+        file = write(tmp_path / "l.csv", "a.png,one of these classes,belongs", header="path,label,part")
+        assert (self.read(file, target).others, self.read(file, target).occurring) == (False, None)
+
+    def test_the_curve_is_fitted_to_the_scores_of_the_answered_images(self) -> None:
+        scores = np.linspace(-1.7, 1.7, 9)
+        curve = Given(none={4: False, 7: True}).curve(scores)
+        assert curve == fit_curve(scores, scores[[4, 7]], np.array([False, True]))
+        assert Given().curve(scores) is None
+
+    @pytest.mark.parametrize(
+        ("lines", "settings", "code"),
+        [
+            ((",red,absent", ",red,occurs"), {}, "answers-contradict"),
+            ((",red,absent", "a.png,red,"), {}, "answers-contradict"),
+            ((",red,absent",), {"target_classes": ["red", "blue"]}, "answers-contradict"),
+            ((",red,occurs",), {"target_classes": ["green", "blue"]}, "answers-contradict"),
+            (("a.png,red,",), {"target_classes": ["green", "blue"]}, "answers-contradict"),
+            (("a.png,none of these classes,belongs",), {"other_classes": False}, "answers-contradict"),
+            ((",red,absent", ",blue,absent"), {}, "too-few-classes"),
+            ((",purple,absent",), {}, "class-unknown"),
+            (("a.png,red,belongs",), {}, "class-unknown"),
+            ((",red,",), {}, "no-label"),
+        ],
+    )
+    def test_answers_that_cannot_all_be_true(
+        self, lines: tuple[str, ...], settings: dict[str, Any], code: str, tmp_path: Path
+    ) -> None:
+        file = write(tmp_path / "l.csv", *lines, header="path,label,part")
+        with raises(code):
+            Given.require(Config(answers=str(file), **settings), CLASSES)
 
     def test_the_random_part_is_left_to_measure_with(self, tmp_path: Path, target: Any, capsys: Any) -> None:
         lines = ("a.png,red,random", "b.png,green,informative", "c.png,blue,")
@@ -183,5 +247,5 @@ class TestFile:
         purple = write(tmp_path / "l.csv", "a.png,purple")
         for file, code in ((tmp_path / "none.csv", "no-labels-file"), (purple, "class-unknown")):
             with raises(code):
-                Given.require(Config(target_labels=str(file)), CLASSES)
+                Given.require(Config(answers=str(file)), CLASSES)
         Given.require(Config(), CLASSES)
