@@ -5,7 +5,9 @@
 
 For every task: a run to which nothing is said of the classes (`noticed`), one that takes all of them for granted
 (`all`) and one that is told them (`told`). Printed: accuracy of the source-only, the adapted and the chosen model on
-all target images, an image of no class counting as wrong; the verdict and the range; AUROC of `no_class`."""
+all target images, an image of no class counting as wrong; the verdict and the range; AUROC of `no_class`. With
+`--absent`, for `partial`: accuracy on images of the target's domain whose classes the run takes for absent, and on the
+target, with `--all-classes`."""
 
 import json
 import time
@@ -19,6 +21,7 @@ from tasks import call, in_processes, place, run_parser, tasks_of
 
 from cdtrans.inputs.scan import scan_labelled
 from cdtrans.record.record import RunRecord
+from cdtrans.serving.classifier import load
 
 SAY = ("noticed", "all", "told")
 
@@ -30,9 +33,10 @@ def main() -> None:
     parser.add_argument("--say", nargs="+", choices=SAY, default=SAY)
     parser.add_argument("--split", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--absent", action="store_true")
     a = parser.parse_args()
     calls: list[tuple[Any, ...]] = [
-        (a.data, *task, a.kind, a.split, a.effort, say, a.out, str(a.weights), str(a.seed))
+        (a.data, *task, a.kind, a.split, a.effort, say, a.out, str(a.weights), str(a.seed), a.absent)
         for task in tasks_of(a.data, a.tasks)
         for say in a.say
     ]
@@ -50,6 +54,7 @@ def one_run(
     out: Path,
     weights: str,
     seed: str,
+    absent: bool,
 ) -> None:
     names = scan_labelled(place(data, source), None).classes
     shared, own, others = ([names[k] for k in part] for part in splits_of(len(names), kind)[split])
@@ -72,12 +77,27 @@ def one_run(
     told: list[str] = ["--target-classes", said] if said else []
     words: list[str] = ["--weights", weights, "--backbone", "deit_tiny_patch16_224", "--effort", effort, "--seed", seed]
     code = call(["adapt", *map(str, lists), "--out", str(run), "--quiet", "--no-report", *words, *told])
-    print(
-        json.dumps(
-            {"run": run.name, "code": code, "seconds": round(time.monotonic() - started, 1)} | scores(run, shared)
-        ),
-        flush=True,
-    )
+    row = {"run": run.name, "code": code, "seconds": round(time.monotonic() - started, 1)} | scores(run, shared)
+    if absent:
+        scanned = scan_labelled(place(data, target), None)
+        images = [
+            (place(data, target) / p, scanned.classes[k]) for p, k in zip(scanned.paths, scanned.labels, strict=True)
+        ]
+        for part, kept in (("absent", own), ("target", shared)):
+            row[f"{part}, all classes"] = all_classes(run, [image for image in images if image[1] in kept])
+    print(json.dumps(row), flush=True)
+
+
+def all_classes(run: Path, images: list[tuple[Path, str]]) -> dict[str, float]:
+    """Accuracy on these images, with and without `--all-classes`."""
+    paths, truth = zip(*images, strict=True)
+    models = {
+        "source, all classes": load(run, model="source", all_classes=True),
+        "adapted": load(run, model="adapted"),
+        "adapted, all classes": load(run, model="adapted", all_classes=True),
+    }
+    right = {n: [p.label == name for p, name in zip(m.predict(paths), truth, strict=True)] for n, m in models.items()}
+    return {name: round(100 * float(np.mean(each)), 1) for name, each in right.items()}
 
 
 def scores(run: Path, shared: list[str]) -> dict[str, Any]:

@@ -193,7 +193,9 @@ class Classifier:
         if launched:
             logits = [x.numpy() for x in launched]
             best = torch.from_numpy(logits[0]).softmax(dim=1).topk(min(top, len(self.classes)), dim=1)
-            scores = [None] * len(logits[0]) if self.no_class is None else self.no_class.scaled(logits[1]).tolist()
+            scores = [None] * len(logits[0])
+            if self.no_class is not None:
+                scores = no_class(logits[1], self.no_class.curve).tolist()
             readable = zip(best.values.tolist(), best.indices.tolist(), scores, decoded.pixels, strict=True)
         for n, path in enumerate(decoded.paths):
             if n in decoded.problems:
@@ -303,10 +305,6 @@ class NoClassScore:
         confidence = (both[:, dim:] / model.card.temperature).softmax(dim=1).amax(dim=1)
         doubt = (self.mean - confidence) / self.deviation
         return (1 - KEPT) * doubt + KEPT * score_of_nearest(both[:, :dim], self.features, self.scores)
-
-    def scaled(self, scores: np.ndarray) -> np.ndarray:
-        """From 0 to 1."""
-        return no_class(scores, self.curve)
 
     def digest(self) -> str:
         content = repr(self.curve).encode() + b"".join(x.cpu().numpy().tobytes() for x in (self.features, self.scores))
