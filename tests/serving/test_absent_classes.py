@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import cdtrans
+from cdtrans.measure.labels import BELONGS, ONE_CLASS
 from cdtrans.measure.measured import answer, evaluate
 from cdtrans.record.layout import PREDICTIONS, RESULT
 from cdtrans.record.outcome import NO_CLASS, NoClassCurve
-from cdtrans.record.probabilities import no_class
+from cdtrans.record.probabilities import no_class, no_class_cut
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import predictions_of, recalibrate, rewrite
 from cdtrans.reporting.page import write_report
@@ -237,6 +238,25 @@ def test_auto_is_the_answered_cut(told: Told, run: Path) -> None:
         assert (p.label == NO_CLASS) == (p.no_class > cut)
     plain = cdtrans.predict(run, told.target, device="cpu", quiet=True)
     assert all(p.no_class is None and p.label != NO_CLASS for p in plain.predictions), "without --unknown as ever"
+
+
+def test_auto_is_the_cut_of_answers_that_were_read_later(told: Told, run: Path, tmp_path: Path) -> None:
+    record = RunRecord(run)
+    order = np.argsort(record.views.no_class)
+    paths = [record.images.paths["target"][i] for i in order]
+    words = {True: NO_CLASS, False: ONE_CLASS}
+    labels = tmp_path / "labels.csv"
+    labels.write_text(
+        "path,label,part\n" + "".join(f"{path},{words[n > 14]},{BELONGS}\n" for n, path in enumerate(paths))
+    )
+    curve = answer(run, labels).answers.curve
+    assert curve is not None
+    auto = cdtrans.predict(run, told.target, unknown="auto", device="cpu", quiet=True)
+    assert {p.label for p in auto.predictions if p.no_class is not None and p.no_class > no_class_cut(curve)} == {
+        NO_CLASS
+    }
+    assert 0 < auto.no_class < 21
+    assert (run / "predictions.csv").read_bytes() == (told.run / "predictions.csv").read_bytes(), "the run's own"
 
 
 @pytest.mark.parametrize("cut", ["most", "", "1.5", -0.1, 2])

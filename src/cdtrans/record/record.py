@@ -22,7 +22,7 @@ from cdtrans.record import layout
 from cdtrans.record.files import intact
 from cdtrans.record.layout import Content, File, Line
 from cdtrans.record.model import Card, read_card
-from cdtrans.record.outcome import Answers, Measured, Outcome, Questions, StoredLabel
+from cdtrans.record.outcome import Answers, Measured, NoClassCurve, Outcome, Questions, StoredLabel
 from cdtrans.record.probabilities import calibrated, probabilities
 from cdtrans.schema import Misfit, build
 
@@ -193,6 +193,11 @@ class RunRecord:
     @cached_property
     def answers(self) -> Answers | None:
         return self._json(layout.ANSWERS) if self.has(layout.ANSWERS) else None
+
+    @property
+    def no_class_curve(self) -> NoClassCurve | None:
+        """By the answers that `answer` has read, or else by those that the run was given."""
+        return (self.answers and self.answers.curve) or self.outcome.class_set.curve
 
     @property
     def measured(self) -> Measured | None:

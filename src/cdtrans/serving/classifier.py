@@ -288,7 +288,7 @@ class NoClassScore:
         import torch
 
         views = record.views
-        self.source_only, self.curve = source_only, record.outcome.class_set.curve
+        self.source_only, self.curve = source_only, record.no_class_curve
         self.features = torch.from_numpy(views.before_target).float().to(source_only.device)  # [T, D]
         self.scores = torch.from_numpy(views.no_class[views.sampled_target]).to(source_only.device)  # [T]
         confidence = views.confidence_before.astype(np.float64)

@@ -150,13 +150,13 @@ def find_cut(run: RunRecord, unknown: float | str) -> float:
         raise SettingsError("unknown-cut", ended(str(error))) from error
     if cut != "auto":
         return float(cut)
-    if run.outcome.class_set.curve is None:
+    if run.no_class_curve is None:
         raise SettingsError(
             "no-answered-cut",
             f"--unknown auto needs answers about images of no class, and the run in '{run.folder}' has none: 'cdtrans "
             "ask' asks for them, or give a number from 0 to 1.",
         )
-    return no_class_cut(run.outcome.class_set.curve)
+    return no_class_cut(run.no_class_curve)
 
 
 def check_places(
