@@ -105,10 +105,8 @@ def ask_about(record: RunRecord, folder: Path | None, screen: Screen, *, budget:
         raise DataError(
             "nothing-to-ask", f"All {len(target)} images of the target have been answered; there is nothing to ask."
         )
-    images, examples = (
-        read_images(target.root, of_target, screen),
-        read_images(record.root("source"), of_source, screen),
-    )
+    images = read_images(target.root, of_target, screen)
+    examples = read_images(record.root("source"), of_source, screen)
     if not images:
         raise DataError(
             "no-readable-image",
@@ -230,21 +228,15 @@ def draw_informative(target: RunTarget, count: int, closed: set[int]) -> list[in
 
     views, chosen_model = target.record.views, target.record.outcome.choice.model
     features = views.before_target if chosen_model == "source" else views.after_target
-    indices = np.searchsorted(target.rows, views.sampled_target)
     free = np.isin(views.sampled_target, np.delete(target.rows, list(closed)))
-    indices = indices[free]
+    indices = np.searchsorted(target.rows, views.sampled_target[free])
     if not len(indices) or not count:
         return []
     x = features[free].astype(np.float64)
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     with threadpool_limits(1):  # several threads add up in any order
         means = KMeans(min(count, len(x)), **KMEANS).fit(x, sample_weight=FLOOR - target.confidence[indices])
-    medoids: list[int] = []
-    for cluster, distance in enumerate(means.transform(x).T):
-        distance = np.where(means.labels_ == cluster, distance, distance + x.shape[1])  # others only if it is empty
-        distance[medoids] = np.inf
-        medoids.append(int(distance.argmin()))
-    return [int(i) for i in indices[medoids]]
+    return [*dict.fromkeys(indices[means.transform(x).argmin(axis=0)].tolist())]  # one for several equal centres
 
 
 def read_images(root: Path, wanted: Iterable[tuple[str, int]], screen: Screen) -> dict[tuple[str, int], str]:

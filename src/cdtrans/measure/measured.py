@@ -220,9 +220,7 @@ def answer(
 
 def answers_so_far(target: RunTarget, given: FileAnswers | None = None) -> FileAnswers:
     """The answers that the run has read and those given now, which replace earlier ones."""
-    before, now = target.record.answers, given or FileAnswers({}, {}, {}, {})
-    if before is None:
-        return now._replace(labels=labels_so_far(target, now.labels))
+    before, now = target.record.answers or Answers("", False, None, ()), given or FileAnswers({}, {}, {}, {})
     belongs, groups = (
         {index: entry for entry in known if (index := target.find(entry.path, entry.digest)) is not None} | new
         for known, new in ((before.belongs, now.belongs), (before.groups, now.groups))

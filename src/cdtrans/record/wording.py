@@ -300,27 +300,25 @@ def adapt_command(source: str, target: str, answers: Path) -> str:
 
 def answers_show(answers: Answers, outcome: Outcome) -> list[str]:
     """What answers about the target's classes show; whatever contradicts the run comes first."""
-    by_run, known = outcome.class_set, outcome.class_set.curve is not None
+    by_run, sentences = outcome.class_set, []
     missed = [name for name in answers.absent if name not in by_run.absent]
     wronged = [name for name in by_run.absent if answers.occurs.get(name)]
-    against: list[str] = []
-    beside: list[str] = []
     if missed:
         do = counted(len(missed), "class does", "classes do")
-        against.append(f"{do} not occur in the target, and this run took it for granted that they do: {named(missed)}.")
+        sentences.append(
+            f"{do} not occur in the target, and this run took it for granted that they do: {named(missed)}."
+        )
     if wronged:
         do = counted(len(wronged), "class occurs", "classes occur")
-        against.append(f"{do} in the target, and this run never predicts them: {named(wronged)}.")
+        sentences.append(f"{do} in the target, and this run never predicts them: {named(wronged)}.")
     if curve := answers.curve:
         images = f"About {curve.share:.0%} of the target images belong to none of the classes"
         cut = f"images with a score above {curve.cut:.2f} are taken for such"
-        every = "" if known else ", and this run gives every image a class"
-        (beside if known else against).append(f"{images}{every} ({cut}).")
+        every = "" if by_run.curve else ", and this run gives every image a class"
+        sentences.append(f"{images}{every} ({cut}).")
     elif answers.belongs:
-        beside.append(
-            f"None of {counted(len(answers.belongs), 'image')} belongs to none of the classes: there is no cut."
-        )
-    return [*against, *beside]
+        sentences.append(f"None of the {len(answers.belongs)} images is of none of the classes: there is no cut.")
+    return sentences
 
 
 def labels_show(labelled: int, measured: Measured | None, outcome: Outcome, run: Path) -> list[str]:

@@ -22,7 +22,7 @@ def ask(  # type: ignore[misc]  # a setting is named seed too
     target: Annotated[str | Path | None, Help("Unlabelled target images, to ask about before any run.")] = None,
     *,
     budget: Annotated[
-        int, Help("How many images to label (page 3); three in five of them measure the accuracy."), Range(minimum=1)
+        int, Help("How many images to label; three in five measure the accuracy."), Range(minimum=1)
     ] = 50,
     out: Annotated[
         str | Path | None, Help("Folder for the files (default: RUN/ask); with TARGET the run folder (runs/ask).")
