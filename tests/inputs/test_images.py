@@ -21,6 +21,7 @@ from cdtrans.inputs.images import (
     decode,
     resized,
     thumbnails,
+    upright_rgb,
 )
 
 ORIENTATION = 0x0112
@@ -121,6 +122,12 @@ def test_alpha_is_laid_over_white(tmp_path, mode, suffix):
     image.putpixel((2, 0), (0, 0, 0, 128))
     path = saved(image.convert(mode), tmp_path / f"a{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
     assert np.array_equal(pixels(path), grey(255, 0, 127))
+
+
+def test_premultiplied_grey_is_laid_over_white():
+    """A half transparent black and a half transparent white; Pillow 13 opens TIFFs so."""
+    image = Image.frombytes("La", (2, 1), bytes([0, 128, 128, 128]))
+    assert np.array_equal(np.asarray(upright_rgb(image)), grey(127, 255))
 
 
 @pytest.mark.parametrize("suffix", [".png", ".gif"])

@@ -137,6 +137,8 @@ def judge_unreadable(name: str, bad: int, total: int, first: str, cause: str, ma
 def _rgb(image: Image.Image) -> Image.Image:
     if whites := _WHITES.get(image.mode[0]):
         return _eight_bits(image, whites).convert("RGB")
+    if image.mode == "La":  # PIL can convert premultiplied grey only to LA
+        image = image.convert("LA")
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
