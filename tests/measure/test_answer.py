@@ -318,6 +318,7 @@ def test_exports_of_other_tools(asked: Path, shape: str) -> None:
             cancelled = {"was_cancelled": True, "result": [result | {"value": {"choices": ["red"]}}]}
             task["annotations"] = [cancelled, {"was_cancelled": False, "result": [result]}]
         tasks[0]["annotations"] = []
+        tasks[0]["data"]["label"] = "red"  # a column of the user's, and no annotation
         text = json.dumps(tasks)
     elif shape == "min":
         text = json.dumps([task["data"] | {"label": truth(p)} for task, p in zip(tasks, paths, strict=True)][1:])

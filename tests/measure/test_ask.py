@@ -11,7 +11,7 @@ import pytest
 import cdtrans
 from cdtrans.errors import DataError
 from cdtrans.inputs.images import decode
-from cdtrans.measure.ask import choose_images, draw_informative
+from cdtrans.measure.ask import choose_images, draw_informative, labelling_config
 from cdtrans.measure.intervals import accuracy_interval
 from cdtrans.measure.matching import RunTarget, read_target as target_of
 from cdtrans.record.outcome import ClassSet, NoClassCurve, StoredLabel
@@ -104,6 +104,9 @@ def test_the_label_studio_files_fit_together(run: Path) -> None:
     assert view.find("Image").get("value") == "$image"
     choices = [choice.get("value") for choice in view.iter("Choice")]
     assert choices == [*CLASSES, "unsure", "none of these classes"]
+    odd = ("<a> & 'b' \"c\"", "a tab\t", "two\nlines", "\u200fright to left")
+    view = ET.fromstring(labelling_config(odd))
+    assert tuple(choice.get("value") for choice in view.iter("Choice")) == odd, "every answer names its class"
 
 
 def test_labels_that_were_not_read_are_not_overwritten(run: Path) -> None:

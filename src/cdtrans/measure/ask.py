@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import quoteattr
 
 import numpy as np
 from PIL import Image
@@ -280,10 +281,11 @@ def write_files(asked: Asked, target: RunTarget, sheets: list[dict[str, Any]], i
     store = hashlib.sha256(repr(asked_for).encode()).hexdigest()[:16]  # where the browser keeps the answers so far
     page: dict[str, Any] = {"store": store, "classes": target.classes, "others": [*others, ONE_CLASS]}
     page |= {"occurs": sheets, "belongs": belongs, "images": tasks}
+    template = templates("measure").get_template("page.html")
     texts = {
-        PAGE: template_text("page.html", data=page, run=str(target.record.folder)),
+        PAGE: template.render(data=page, run=str(target.record.folder)),
         TASKS: json.dumps([{"data": task} for task in tasks], indent=1) + "\n",
-        LABELLING_CONFIG: template_text("label-studio.xml", names=(*target.classes, *others)),
+        LABELLING_CONFIG: labelling_config((*target.classes, *others)),
     }
     contents = {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
     rows = [("", sheet["name"], "") for sheet in sheets]  # filled in by hand: occurs or absent as the part
@@ -294,6 +296,9 @@ def write_files(asked: Asked, target: RunTarget, sheets: list[dict[str, Any]], i
             file.write(content)
 
 
-def template_text(template: str, **values: Any) -> str:
-    """The text of a template of this package."""
-    return templates("measure").get_template(template).render(values)
+def labelling_config(names: tuple[str, ...]) -> str:
+    """Label Studio's labelling interface for the tasks. It gives back every name as it is, whatever characters it has,
+    which a template would make visible."""
+    choices = "".join(f"    <Choice value={quoteattr(name)}/>\n" for name in names)
+    image = '  <Image name="image" value="$image"/>\n'
+    return f'<View>\n{image}  <Choices name="label" toName="image" choice="single">\n{choices}  </Choices>\n</View>\n'

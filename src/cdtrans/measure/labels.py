@@ -182,7 +182,7 @@ def _task_rows(place: str, task: dict[str, Any]) -> list[LabelRow]:
         for result in annotation["result"]
         if result.get("type") == "choices"
     ]
-    labels = given or [_choice(data.get("label"))]
+    labels = given or [_choice(task.get("label"))]
     return [LabelRow(place, data["path"], label, data.get("part", ""), data.get("digest", "")) for label in labels]
 
 

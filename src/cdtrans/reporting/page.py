@@ -112,7 +112,7 @@ def templates(*packages: str) -> Environment:
     half a second, so they are kept."""
     return Environment(
         loader=ChoiceLoader([PackageLoader("cdtrans", package) for package in packages]),
-        autoescape=lambda name: name is not None and name.endswith((".html", ".xml")),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
         finalize=visible,
         undefined=StrictUndefined,
         trim_blocks=True,
