@@ -131,6 +131,20 @@ def test_a_backbone_without_taps_is_exported_as_timm_s_own(tmp_path: Path) -> No
     np.testing.assert_allclose(read_timm(tmp_path)(images), expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("mean", [0.3, 0.4, 0.5]), ("std", [0.3, 0.4, 0.5]), ("input_size", [3, 60, 60])]
+)
+def test_a_hub_folder_that_other_programs_would_misread_is_noticed(tmp_path: Path, key: str, value: list) -> None:
+    """The card in the weights' metadata, which only cdtrans reads, is right."""
+    model, card = model_of("ResNet")
+    write_folder(tmp_path, model, card)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["pretrained_cfg"][key] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with raises("export-differs"):
+        largest_difference(Classifier(model, card, torch.device("cpu")), read_timm(tmp_path))
+
+
 @pytest.mark.parametrize("kind", TAPPED)
 def test_the_code_of_a_hub_folder_says_the_same_with_several_taps(kind: str, tmp_path: Path) -> None:
     model, card = model_of(kind, taps=3, depth=4)

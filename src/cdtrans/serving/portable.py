@@ -34,6 +34,7 @@ from cdtrans.serving.tapped_vit import tapped_logits, widen_head
 
 Read = Callable[[np.ndarray], np.ndarray]  # uint8 [B, resize, resize, 3] -> logits [B, K]
 EXPORT_AGAIN = "export it again with 'cdtrans export'"
+HUB_CONFIG = "config.json"
 REMOTE_CODE = {  # transformers runs the code of the folder by it
     "model_type": "cdtrans",
     "architectures": ["CdtransForImageClassification"],
@@ -157,14 +158,23 @@ def one_layer(head: Head) -> tuple[Tensor, Tensor]:
 
 
 def read_timm(place: Path) -> Read:
-    """An exported file or a hub folder, run by timm alone; with several taps by timm and the folder's code."""
+    """An exported file or a hub folder, run by timm alone; with several taps by timm and the folder's code. Sizes and
+    normalisation are those that other programs find, not our card's."""
     file = place / WEIGHTS if place.is_dir() else place
     entries = metadata(file)
     card = read_card_entry(entries, file)
+    if place.is_dir():
+        config = json.loads((place / HUB_CONFIG).read_text(encoding="utf-8"))
+        told = config["pretrained_cfg"] | {"crop": config["pretrained_cfg"]["input_size"][-1]}
+        call = config["architecture"], {"num_classes": config["num_classes"], **config["model_args"]}
+    else:
+        told = {name: json.loads(entries[name]) for name in ("crop", "mean", "std")}
+        call = entries["architecture"], json.loads(entries["arguments"])
+    card = replace(card, **{name: told[name] for name in ("crop", "mean", "std")})
     if place.is_dir() and card.taps == 1:
         vit = timm.create_model(f"{FOLDER}{place}", pretrained=True)
     else:
-        vit = timm.create_model(entries["architecture"], **json.loads(entries["arguments"]))
+        vit = timm.create_model(call[0], **call[1])
         if card.taps > 1:
             widen_head(vit, card.taps)
         vit.load_state_dict(load_file(file))
@@ -212,7 +222,7 @@ def crop_share(crop: int, resize: int) -> float:
 
 def write_folder(folder: Path, model: Network, card: Card) -> None:
     (folder / WEIGHTS).write_bytes(weights_file(model, card))
-    (folder / "config.json").write_text(json.dumps(hub_config(model, card), indent=2) + "\n", encoding="utf-8")
+    (folder / HUB_CONFIG).write_text(json.dumps(hub_config(model, card), indent=2) + "\n", encoding="utf-8")
     for name in CODE if model.taps > 1 else ():
         shutil.copyfile(Path(__file__).with_name(name), folder / name)
 
