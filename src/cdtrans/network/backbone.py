@@ -211,9 +211,9 @@ def _check_output(backbone: Any, name: str, crop: int) -> None:
     def shape_of(model: Any) -> torch.Size:
         return model.eval()(torch.zeros(2, 3, crop, crop)).shape  # type: ignore[no-any-return]
 
-    shape = None
+    shape, tensors = None, (*backbone.parameters(), *backbone.buffers())
     with suppress(Exception), torch.device("meta"):
-        shape = shape_of(copy.deepcopy(backbone).to("meta"))
+        shape = shape_of(copy.deepcopy(backbone, {id(x): x.detach().to("meta") for x in tensors}))
     if shape is None and next(backbone.parameters()).is_meta:
         return
     try:
