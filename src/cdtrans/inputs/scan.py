@@ -166,7 +166,7 @@ def require_outside(out: Path, *places: Path) -> None:
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
-    return folder.is_dir() and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    return os.path.isdir(folder) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
