@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,6 +193,23 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bytes(
         assert watched.where()[1:] > (1, 0)
         timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
         assert timings[-1]["stage"] == "session", "the cost of an interrupted session is known"
+    finish(task, out, whole)
+
+
+def test_ctrl_c_as_a_person_would_do_it(task: Task, whole: Path) -> None:
+    """No warm process: `python -m cdtrans`. Then the same command again."""
+    out = task.folder / "person"
+    command = [sys.executable, "-m", "cdtrans", *task.adapt(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watched, end = Watched(out), time.monotonic() + 120
+    while not watched.moved(3) and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    printed, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert says(error, "interrupted", "same command again")
+    assert "Traceback" not in printed + error
     finish(task, out, whole)
 
 

@@ -59,7 +59,7 @@ def test_help_is_there_at_once(empty: Path) -> None:
     assert ended.code == 0
     assert ended.err == ""
     slow = ("torch", "timm", "sklearn", "scipy", "matplotlib")
-    for words in (["--help"], ["adapt", "--help"], ["eval", "a", "b"]):
+    for words in (["--help"], ["adapt", "--help"], ["eval", "a", "b"], ["adapt", "a", "b"]):
         look = f"import sys; from cdtrans.cli.app import run_program; sys.argv = ['cdtrans', *{words}]\n"
         look += f"try: run_program()\nfinally: print([m for m in {slow} if m in sys.modules])"
         assert run([sys.executable, "-c", look], cwd=empty).out.splitlines()[-1] == "[]"

@@ -107,6 +107,14 @@ class TestLosses:
         assert len({str(row["scores"]["source_only"]) for row in rows}) == 1
         assert "Stage 1 was trained once for these 5 runs" in (losses / "losses.md").read_text(encoding="utf-8")
 
+    def test_a_finished_one_is_not_run_again_and_another_recipe_is_refused(self, losses: Path, task: Task) -> None:
+        before = {file: file.stat().st_mtime_ns for file in losses.rglob("*.safetensors")}
+        assert "5 runs, 5 of them finished already" in run(task, "losses", losses).out
+        ended = run(task, "losses", losses, "--lr", "0.07")
+        assert ended.code == 2
+        assert says(ended.err, "another ablation's runs", "lr: 0.05 there, 0.07 now", "--out")
+        assert {file: file.stat().st_mtime_ns for file in losses.rglob("*.safetensors")} == before
+
     def test_a_given_stage_1_and_labels_of_a_part_of_the_target(self, losses: Path, task: Task, tmp_path: Path) -> None:
         (task.folder / "part.txt").write_text("target/00.png blue\ntarget/01.png green\n")
         part, row = str(task.folder / "part.txt"), losses / "cls-dtl-cls"

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from cdtrans.config import CDTransOptions, Config, make_config
 from cdtrans.errors import Hopeless
 from cdtrans.inputs.batches import Images, LabelledImages
-from cdtrans.methods.base import Batch, Method, NoOptions, Round, Sizes
+from cdtrans.methods.base import Batch, Method, NoOptions, Round, Sizes, Update
 from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.network.encoding import Encoded, Encoder
 from cdtrans.network.network import Output
@@ -316,6 +316,26 @@ def test_the_modules_of_a_method_are_optimised_at_their_own_rates(run: RunWriter
         "other.weight": sum_of_rates(1.0),
     }
     assert int(method.seen) == 6
+
+
+def test_several_updates_of_a_step_change_their_own_parameters(run: RunWriter) -> None:
+    class InTurn(Extended):
+        def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
+            for module in (self.critic, self.network):
+                before = {name: x.clone() for name, x in self.state_dict().items()}
+                own = {id(p) for p in module.parameters()}
+                loss = self.losses(batch, progress)["loss"]
+                update(loss, list(module.parameters()))
+                for name, p in self.named_parameters():
+                    assert torch.equal(p, before[name]) == (id(p) not in own), name
+            return {"loss_last": loss}
+
+    method = InTurn(some_pairs(9))
+    other = method.other.weight.clone()
+    adapt(run, method, epochs=2, batch_size=3)
+    assert torch.equal(method.other.weight, other), "nobody's: not even by weight decay or momentum"
+    assert log_lines(run.folder)[-1]["event"] == "scores"
+    assert "loss_last" in next(line for line in log_lines(run.folder) if line["event"] == "epoch")
 
 
 def test_the_log_holds_the_mean_of_each_loss_and_the_pairs_of_every_epoch(run: RunWriter) -> None:
