@@ -403,6 +403,7 @@ def test_source_and_target_must_differ(tmp_path):
             with raises("domains-overlap"):
                 check_distinct(*places)
     check_distinct(top, tmp_path / "nowhere")
+    check_distinct(top, tmp_path / ("long" * 100))  # an error of its own, when it is read
     check_distinct(top, folder(tmp_path / "s2", "1.png"))  # a longer name is not a place inside
     check_distinct(text(tmp_path / "s.txt", "s/a/1.png 0"), text(tmp_path / "t.txt", "s2/1.png"))
 
