@@ -56,8 +56,7 @@ class _Files:
     def files(self) -> list[Path]:
         return [self.root / path for path in self.paths]
 
-    def fingerprint(self, labels: tuple[int, ...] = ()) -> str:
-        """A hash of names and sizes, to see whether the domain has changed."""
+    def _hash(self, labels: tuple[int, ...]) -> str:
         digest = hashlib.sha256()
         for path in self.paths:
             try:
@@ -90,9 +89,9 @@ class LabelledDomain(_Files):
         labels, origin = (tuple(column[i] for i in positions) for column in (self.labels, self.origin))
         return replace(self, paths=paths, labels=labels, origin=origin)
 
-    def fingerprint(self, labels: tuple[int, ...] = ()) -> str:
-        """The labels are part of it."""
-        return super().fingerprint(labels or self.labels)
+    def fingerprint(self) -> str:
+        """A hash of names, sizes and labels, to see whether the domain has changed."""
+        return self._hash(self.labels)
 
     def counts(self) -> dict[str, int]:
         """Images per class, in the order of `classes`."""
@@ -108,6 +107,10 @@ class UnlabelledDomain(_Files):
 
     def keep(self, positions: Sequence[int]) -> "UnlabelledDomain":
         return replace(self, paths=tuple(self.paths[i] for i in positions))
+
+    def fingerprint(self) -> str:
+        """A hash of names and sizes, to see whether the domain has changed."""
+        return self._hash(())
 
 
 def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: bool = False) -> LabelledDomain:
