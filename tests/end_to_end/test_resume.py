@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import cdtrans
+from cdtrans.errors import Interrupted
 from cdtrans.inputs import stream
 from cdtrans.inputs.pixels import store_folder
 from cdtrans.network.backbone import create_backbone
@@ -27,7 +28,7 @@ from cdtrans.training import adaptation
 from cdtrans.training.loop import Loop
 from commands import Process, warm
 from support import error_says, says
-from tiny_task import TINY, Task, draw, log_lines, make_task, tree
+from tiny_task import TINY, Task, computed, draw, log_lines, make_task, tree
 
 pytestmark = pytest.mark.slow
 
@@ -184,8 +185,8 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bytes(
         process.send(number)
         ended = process.wait()
         assert ended.code == code
-        at_once, in_the_end = ended.err.splitlines()
-        assert at_once.startswith("Stopping after the current step")
+        *at_once, in_the_end = ended.err.splitlines()
+        assert all(line.startswith("Stopping after the current step") for line in at_once), "not between steps"
         assert says(in_the_end, "error: interrupted", "saved", "same command again")
         assert ("all settings: " in ended.out, "unfinished run" in ended.out) == (stage == "source", stage != "source")
         # without the save on the signal the state would be that of the stage's beginning
@@ -211,6 +212,64 @@ def test_ctrl_c_as_a_person_would_do_it(task: Task, whole: Path) -> None:
     assert says(error, "interrupted", "same command again")
     assert "Traceback" not in printed + error
     finish(task, out, whole)
+
+
+SLOW: dict[str, Any] = {"backbone_args": {"patch_size": 16, "depth": 12}, "crop": 224, "resize": 256, "encode_batch": 8}
+
+
+def test_ctrl_c_while_it_encodes_ends_it_at_once_and_costs_no_domain(tmp_path: Path) -> None:
+    task = make_task(tmp_path / "task", **SLOW, recipe="best", effort="instant", epochs=1, pretrained=True)
+    weights = tmp_path / "weights.safetensors"
+    made = create_backbone(TINY["backbone"], crop=224, drop_path=0.0, args=SLOW["backbone_args"])
+    save_file(made.state_dict(), weights)
+    flags = ("--weights", str(weights), "--source-fit", "probe")
+    talkative = {"cdtrans.runtime.screen.SILENCE_SECONDS": 0.0}
+
+    def begin(out: Path) -> Process:
+        return warm().start(task.adapt(out, *flags), tmp_path / "logs", constants=talkative)
+
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert begin(whole).wait().code == 0
+    process = begin(out)
+    assert process.wait_until(lambda: "encoding target: 8/21" in process.files[0].read_text())
+    pressed = time.monotonic()
+    process.send(signal.SIGINT)
+    ended = process.wait()
+    assert time.monotonic() - pressed < 2
+    assert ended.code == 130
+    assert says(ended.err, "error: interrupted", "saved", "same command again")
+    ended = begin(out).wait()
+    assert ended.code == 0
+    assert "encoding target: 8/21" in ended.out
+    assert "encoding source" not in ended.out
+    assert tree(out) == tree(whole)
+
+
+@pytest.mark.parametrize("at", ["encoding", "planning"])
+def test_ctrl_c_between_steps_loses_no_step(
+    task: Task, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    out = tmp_path / "run"
+    module, name = (adaptation.Encoder, "__call__") if at == "encoding" else (adaptation.Planner, "plan")
+    real = getattr(module, name)
+
+    def pressed(self: Any, *given: Any) -> Any:
+        if (out / "state").exists() and '"stage": "adaptation", "epoch": 2' in (out / "log.jsonl").read_text():
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(self, *given)
+
+    monkeypatch.setattr(module, name, pressed)
+    places = {"source": task.source, "target": task.target, "config": task.config, "out": out, "quiet": True}
+    with pytest.raises(Interrupted):
+        cdtrans.adapt(**places, save_every=1000)
+    monkeypatch.undo()
+    where = torch.load(out / "state/state.pt", weights_only=True)
+    assert (where["stage"], where["epoch"], where["step"] > 0) == (
+        "adaptation",
+        *((2, True) if at == "encoding" else (3, False)),
+    )
+    cdtrans.adapt(**places)
+    assert computed(out) == computed(whole)
 
 
 def test_ctrl_c_while_it_waits_for_the_images_ends_it_at_once(tmp_path: Path) -> None:

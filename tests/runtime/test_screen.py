@@ -1,4 +1,5 @@
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -139,3 +140,31 @@ def test_the_time_left_of_a_stage_is_by_the_pace_of_all_its_epochs(
     assert pace.time_left(6) == "0:08 left of stage 1", "12 in 16 s"
     assert pace.time_left(0) == ""
     assert capsys.readouterr().out.splitlines()[-1] == "source 2/2: 11/20  0:13 left of stage 1  loss 0.5"
+
+
+def test_results_that_come_in_batches_are_timed_by_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first result of a batch took as long as the whole batch, and the first batch as long as loading too."""
+    clock = 0.0
+    monkeypatch.setattr("cdtrans.runtime.screen.time.monotonic", lambda: clock)
+    pace, left = Pace(batch=4), []
+    for seconds in (60.0, 64.0, 68.0):
+        clock = seconds
+        for _ in range(4):
+            pace.advance(1)
+            left.append(pace.time_left(10))
+    assert left == [""] * 7 + ["0:10 left"] * 5
+
+
+def test_what_takes_long_without_a_word_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdtrans.runtime.screen.SILENCE_SECONDS", 0.3)
+    screen = Screen()
+    with screen.working():
+        screen.begin("report")
+        time.sleep(0.8)
+    said = capsys.readouterr().out.splitlines()
+    assert 1 <= len(said) <= 8
+    assert set(said) <= {"report: 0:00 so far", "report: 0:01 so far"}
+    time.sleep(0.5)
+    assert not capsys.readouterr().out

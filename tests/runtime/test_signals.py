@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cdtrans.errors import Interrupted
 from cdtrans.runtime.signals import StopSignals, importing
 from support import says
 from tiny_task import make_source, make_target
@@ -28,6 +29,22 @@ def test_a_second_signal_ends_it_at_once() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         twice()
+
+
+def test_between_steps_the_first_signal_ends_it_at_once() -> None:
+    done = []
+
+    def work() -> None:
+        with StopSignals.caught(at_once=True):
+            with StopSignals.whole_steps():
+                os.kill(os.getpid(), signal.SIGTERM)
+                done.append("the step")
+                StopSignals.received = None
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted) as error:
+        work()
+    assert (done, error.value.exit_code) == (["the step"], 143)
 
 
 def test_the_first_signal_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:

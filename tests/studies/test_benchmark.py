@@ -289,6 +289,7 @@ class TestKilled:
         ended = process.wait()
         assert ended.code == 130
         assert says(ended.err, "interrupted", "saved", "same command again")
+        assert all(str(run.folder.with_suffix(".log")) in ended.out for run in both), "known before a run has ended"
         assert not any(run.busy() or (run.folder / "result.json").exists() for run in both)
         assert lines(mini_bench.out) == []
         assert all(json.loads((run.folder.parent / "seed-1234.sessions.json").read_text()) for run in both)

@@ -70,7 +70,8 @@ def verb_command(verb: Verb) -> Callable[..., None]:
             settings["method_args"] = parse_options(settings["method_args"])
         screen = Screen(quiet=quiet, machine=verb.prepare(given, json))
         how = {"screen": screen} if "screen" in signature.parameters else {}
-        result = function(**given, **settings, **how)
+        with screen.working():
+            result = function(**given, **settings, **how)
         if json:
             print_json(verb.as_json(result))
         else:

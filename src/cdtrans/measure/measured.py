@@ -41,7 +41,7 @@ from cdtrans.record.outcome import (
 from cdtrans.record.probabilities import temperature
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import recalibrate, rewrite
-from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.screen import Pace, Screen
 from cdtrans.schema import Help, checked
 from cdtrans.serving.classifier import Classifier, Unreadable, load
 
@@ -124,7 +124,7 @@ def predict_labelled(
     rows: list[tuple[str, int, int, float]] = []
     skipped: list[Unreadable] = []
     trained_with = 0
-    with screen.track("evaluating", len(labelled)) as task:
+    with screen.track("evaluating", len(labelled), pace=Pace(batch=classifier.batch)) as task:
         for i, result in enumerate(classifier.stream(labelled.files(), digests=True)):
             if isinstance(result, Unreadable):
                 skipped.append(result)

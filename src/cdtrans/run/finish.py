@@ -72,6 +72,7 @@ def complete(
     if is_main():  # another rank may be here before the main rank has written what is shown
         if config.report and not record.has(REPORT):
             with timed:
+                screen.begin("report")
                 screen.say(f"report: {write_report(record, screen)}")
         show(record, record.outcome, screen)
         remove_state(record.folder)

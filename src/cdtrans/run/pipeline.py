@@ -35,7 +35,7 @@ from cdtrans.record.run import RunWriter, require_resumable
 from cdtrans.run.answers import Given, told_classes
 from cdtrans.run.inputs import RunPlan, decode_inputs, scan_domains
 from cdtrans.run.stage1 import Origin, source_model
-from cdtrans.runtime.ranks import from_main, joined
+from cdtrans.runtime.ranks import from_main, joined, world
 from cdtrans.runtime.screen import Screen, html_table
 from cdtrans.runtime.signals import StopSignals, importing
 from cdtrans.schema import Help, checked
@@ -187,7 +187,8 @@ def run_session(plan: RunPlan) -> Outcome:
         if run.record.finished:  # by another process meanwhile
             return show_finished(plan, config, kind)
         with run.session(plan.started):
-            with StopSignals.caught("" if screen.quiet else STOP_NOTICE):
+            # Between steps all files are whole. Of several ranks the main one must save before the others end.
+            with StopSignals.caught("" if screen.quiet else STOP_NOTICE, at_once=world() == 1):
                 device = use_device(config, screen)
                 images = inputs.on_device(card, device)
                 inputs.record(run, fresh=load_stage(run) is None and not origin.done)

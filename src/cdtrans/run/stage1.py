@@ -11,16 +11,26 @@ Where stage 1 leaves the backbone as it is, the evidence comes from its features
 card says which weights that began with; if they are not here, the evidence is features of the source-only model. The
 module needs no torch until a network is made, so that mistakes are reported at once."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdtrans.config import Config, Resolved, make_config, read_recipe, require_weights
-from cdtrans.errors import CdtransError, DataError, MissingFileError, RunError, SettingsError, counted, first_of
-from cdtrans.record.files import intact
-from cdtrans.record.layout import AGAIN, EVIDENCE, SOURCE, DomainRecord
+from cdtrans.errors import (
+    CdtransError,
+    DataError,
+    DiskFull,
+    MissingFileError,
+    RunError,
+    SettingsError,
+    counted,
+    first_of,
+)
+from cdtrans.record.files import atomic, intact
+from cdtrans.record.layout import AGAIN, EVIDENCE, FEATURES, SOURCE, DomainRecord
 from cdtrans.record.model import FROM_SCRATCH, Card, save_model
 from cdtrans.record.record import RunRecord
 
@@ -155,29 +165,51 @@ def source_model(
     trains = config.source_fit == "train" if origin.place is None else card.epoch > 0
     pretrained = card.weights != FROM_SCRATCH
     evidence: Evidence | None = None
-    frozen: dict[str, Tensor] | None = {} if config.source_fit == "probe" else None
     if run.record.evidence is not None:
         evidence = read_evidence(run.record)
     elif trains and pretrained and config.source:
         evidence = pretrained_evidence(run, network if origin.place is None else None, card, data, config, screen)
-    encode = Encoder(network, config, screen, frozen)
-    if origin.done:
-        with intact(folder, AGAIN):
-            network.load_state_dict(load_model(folder)[0].state_dict())
-    elif config.source_model:
-        weights = f"from {card.weights}" if pretrained else "from scratch"
-        trained = f" ({counted(card.epoch, 'epoch')} {weights})" if card.epoch else ""
-        screen.say(f"stage 1 is taken from '{config.source_model}'{trained}")
-        run.log("source_model", run=config.source_model, epochs=card.epoch, weights=card.weights)
-    elif config.source_fit == "probe":
-        probe_source(run, network, data.source, data.labels, encode=encode, classes=len(card.classes))
-    else:
-        fit_source(run, network, data.source, data.labels, config, screen)
-    if run.writes and not origin.done:
-        save_model(folder, network, card)
-    if evidence is None:
-        evidence = make_evidence(run, encode, card, data, config, pretrained=pretrained and not trains)
+    with kept_features(run, data.target.device) if config.source_fit == "probe" else nullcontext() as frozen:
+        encode = Encoder(network, config, screen, frozen)
+        if origin.done:
+            with intact(folder, AGAIN):
+                network.load_state_dict(load_model(folder)[0].state_dict())
+        elif config.source_model:
+            weights = f"from {card.weights}" if pretrained else "from scratch"
+            trained = f" ({counted(card.epoch, 'epoch')} {weights})" if card.epoch else ""
+            screen.say(f"stage 1 is taken from '{config.source_model}'{trained}")
+            run.log("source_model", run=config.source_model, epochs=card.epoch, weights=card.weights)
+        elif config.source_fit == "probe":
+            probe_source(run, network, data.source, data.labels, encode=encode, classes=len(card.classes))
+        else:
+            fit_source(run, network, data.source, data.labels, config, screen)
+        if run.writes and not origin.done:
+            save_model(folder, network, card)
+        if evidence is None:
+            evidence = make_evidence(run, encode, card, data, config, pretrained=pretrained and not trains)
     return SourceModel(network, card, frozen, evidence)
+
+
+@contextmanager
+def kept_features(run: "RunWriter", device: "torch.device") -> "Iterator[dict[str, Tensor]]":
+    """Features of a backbone that stage 1 does not train. They stay in the folder of an unfinished run, so that its
+    images are encoded once. Several ranks have a share each and keep none."""
+    import torch
+
+    from cdtrans.runtime.ranks import world
+
+    file = run.folder / FEATURES.name
+    features: dict[str, Tensor] = {}
+    if file.exists() and world() == 1:
+        with suppress(Exception):  # a damaged file is replaced
+            features |= torch.load(file, map_location=device, weights_only=True)
+    before = len(features)
+    try:
+        yield features
+    finally:
+        if run.writes and world() == 1 and len(features) > before:
+            with suppress(DiskFull), atomic(file) as out:
+                torch.save(features, out)
 
 
 def pretrained_evidence(
@@ -201,6 +233,7 @@ def make_evidence(
     from cdtrans.trust.support import Evidence
 
     with run.timed("evidence"):
+        encode.screen.begin("evidence")
         domains = encode_domains(encode, data, encode(data.target, "target"))
         notice, leading = config.recipe == "best", encode.model.leading
         evidence = Evidence.of(

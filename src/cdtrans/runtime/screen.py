@@ -1,5 +1,6 @@
 """Output for the user: progress bars on a terminal, plain lines elsewhere, nothing when quiet, tables in a notebook."""
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from cdtrans.errors import printable
 from cdtrans.runtime.ranks import launched_rank
 
 SILENCE_SECONDS = 5.0  # without a terminal, a long task prints a line after so long without any other
+WATCH_SECONDS = 0.2  # between two looks at how long it has been silent
 BAR_SECONDS = 0.1  # on a terminal, its bar moves this often: a move costs more than the work on a small image
 SHOWN = 20  # rows of a table in a notebook; the result has the others
 TIMED_SECONDS = 1.0  # a shorter measurement is no forecast
@@ -34,23 +36,27 @@ class Terminal(Console):
 
 class Pace:
     """The pace of a task, or of the epochs of a stage: all that happens between two steps, such as planning and saving,
-    counts as part of the second one. The first `untimed` steps do not count."""
+    counts as part of the second one. The first `untimed` steps do not count. Steps that come in batches of so many are
+    timed by whole batches after the first."""
 
-    def __init__(self, *, untimed: int = 0, stage: str = "") -> None:
-        self.untimed, self.stage = untimed, stage
-        self.start, self.done = time.monotonic(), 0
+    def __init__(self, *, untimed: int = 0, batch: int = 1, stage: str = "") -> None:
+        self.untimed, self.batch, self.stage = (untimed if batch == 1 else batch), batch, stage
+        self.start = self.measured = time.monotonic()
+        self.done = self.timed = 0
 
     def advance(self, done: int) -> None:
         if self.untimed:
             self.untimed, self.start = self.untimed - 1, time.monotonic()
-        else:
-            self.done += done
+            return
+        self.done += done
+        if self.done % self.batch == 0:
+            self.timed, self.measured = self.done, time.monotonic()
 
     def time_left(self, ahead: int) -> str:
         """'1:30 left'; empty until the pace has been measured."""
-        seconds = time.monotonic() - self.start
-        known = self.done and ahead > 0 and seconds >= TIMED_SECONDS
-        return f"{clock(ahead * seconds / self.done)} left{self.stage}" if known else ""
+        seconds = self.measured - self.start
+        known = self.timed and ahead > 0 and seconds >= TIMED_SECONDS
+        return f"{clock(ahead * seconds / self.timed)} left{self.stage}" if known else ""
 
 
 class Screen:
@@ -63,6 +69,32 @@ class Screen:
         self.console = Terminal(stderr=machine, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
         self.warnings = Terminal(stderr=True, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
         self.spoke = time.monotonic()
+        self.begin("loading")
+
+    def begin(self, work: str) -> None:
+        """Name what is under way from now on, for `working`."""
+        self.work, self.began = work, time.monotonic()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Without a terminal, say what is under way whenever nothing else has been said for a while."""
+        if self.quiet or self.console.is_terminal:
+            yield
+            return
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(WATCH_SECONDS):
+                if time.monotonic() - self.spoke >= SILENCE_SECONDS - WATCH_SECONDS:
+                    self.say(f"{self.work}: {clock(time.monotonic() - self.began)} so far")
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -83,6 +115,7 @@ class Screen:
         self, description: str, total: int | None, done: int = 0, *, pace: Pace | None = None
     ) -> Iterator["TrackedTask"]:
         """`total` is None if it is not known. The time left is by the task's own pace, or by one that is given."""
+        self.begin(description)
         task = TrackedTask(self, description, total, done, pace or Pace())
         if self.quiet or not self.console.is_terminal:
             yield task

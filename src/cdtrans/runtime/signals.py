@@ -9,22 +9,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from cdtrans.errors import Interrupted
+
 STDERR = 2  # its file descriptor
 
 
 class StopSignals:
     """`with StopSignals.caught()` notes a first signal in `received`, where it stays until the next `caught`, and
-    writes the `notice` to standard error; a second one ends the process at once."""
+    writes the `notice` to standard error; a second one ends the process at once. With `at_once` the first one does,
+    except within `whole_steps`."""
 
     received: int | None = None
+    in_step = False
 
     @staticmethod
     @contextmanager
-    def caught(notice: str = "") -> Iterator[None]:
+    def whole_steps() -> Iterator[None]:
+        """Steps that a signal must not cut: whoever makes them looks at `received` after each."""
+        StopSignals.in_step = True
+        try:
+            yield
+        finally:
+            StopSignals.in_step = False
+
+    @staticmethod
+    @contextmanager
+    def caught(notice: str = "", *, at_once: bool = False) -> Iterator[None]:
         def note(number: int, frame: FrameType | None) -> None:
             if StopSignals.received is not None:
                 raise KeyboardInterrupt
             StopSignals.received = number
+            if at_once and not StopSignals.in_step:
+                raise Interrupted(number)
             if notice and sys.stderr is not None:
                 gap = "\n" if os.isatty(STDERR) else ""  # below the progress bar and ^C
                 with suppress(OSError):  # not print: its buffer may be in use at this moment

@@ -21,7 +21,7 @@ from cdtrans.record.probabilities import no_class_cut, threshold_for_accuracy, t
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import require_output
 from cdtrans.runtime.ranks import launched_world
-from cdtrans.runtime.screen import Screen, TrackedTask
+from cdtrans.runtime.screen import Pace, Screen, TrackedTask
 from cdtrans.schema import Help, Misfit, Range, check_value, checked
 from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, find_model, load
 from cdtrans.serving.parts import Counts, PartFolder, PartInput, PartOutput, folder_of, parts_of
@@ -206,7 +206,7 @@ class PredictionJob:
         if isinstance(file, Path):
             counts = self.write(file, images, total)
         else:
-            with self.screen.track("predicting", total) as task:
+            with self.screen.track("predicting", total, pace=Pace(batch=self.classifier.batch)) as task:
                 results = self.classifier.stream_batches(cut(images, self.classifier.batch), top=self.top)
                 kept = self.keep_labels(results, counts, task)
                 if file is None:
@@ -251,7 +251,7 @@ class PredictionJob:
         parts = parts_of(images)
         first = list(islice(parts, 2))
         if len(first) < 2 and not folder_of(file).exists():
-            with self.screen.track("predicting", total) as task:
+            with self.screen.track("predicting", total, pace=Pace(batch=self.classifier.batch)) as task:
                 outputs = [output for _, output in self.predict_parts(first, task)]
             return self.join(file, outputs)
         settings: dict[str, Any] = {"top": self.top, "threshold": self.threshold}
@@ -261,7 +261,7 @@ class PredictionJob:
             if done:
                 again = "parts whose images have changed are predicted again"
                 self.screen.say(f"Resuming from '{folder.folder}'; {again}.")
-            with self.screen.track("predicting", total, done) as task:
+            with self.screen.track("predicting", total, done, pace=Pace(batch=self.classifier.batch)) as task:
                 for part, output in self.predict_parts(folder.missing(chain(first, parts)), task):
                     folder.store(part, output)
             counts = self.join(file, folder)

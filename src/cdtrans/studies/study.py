@@ -153,7 +153,7 @@ def run_jobs(
     pending = [run for run in runs if not is_scored(run.folder)]
     active: list[ActiveRun] = []
     finished, side_by_side = len(runs) - len(pending), min(jobs, max(1, len(pending)))
-    screen.say(f"{counted(len(runs), 'run')}, {finished} of them finished already")
+    screen.say(counted(len(runs), "run") + (f", {finished} finished already" if finished else ""))
     checked_at = time.monotonic()
     with StopSignals.caught(), screen.track(title, len(runs), finished) as bar, stopped_at_end(active):
         while pending or active:
@@ -163,6 +163,8 @@ def run_jobs(
             for job in active:
                 job.device_seconds += (checked_at - since) / len(active)
             started = start_ready(pending, active, side_by_side)
+            for job in started:
+                screen.say(f"{job.run.name}: started, log in {job.log} ({counted(len(pending), 'run')} waiting)")
             ended = [job for job in active if job.advance()]
             for job in ended:
                 active.remove(job)
@@ -171,6 +173,7 @@ def run_jobs(
                 on_end(job)
             if started or ended:
                 running = ", ".join(job.run.name for job in active)
+                screen.begin(f"running {running}")
                 bar.advance(sum(not job.failure for job in ended), f"running {running}" if running else "")
             else:
                 if not active and (locked := next((run for run in pending if run.busy()), None)) is not None:
@@ -178,8 +181,8 @@ def run_jobs(
                 time.sleep(POLL_SECONDS)
 
 
-def start_ready(pending: list[PlannedRun], active: list[ActiveRun], jobs: int) -> bool:
-    """Start runs that need not wait, up to `jobs` at a time, and remove them from `pending`."""
+def start_ready(pending: list[PlannedRun], active: list[ActiveRun], jobs: int) -> list[ActiveRun]:
+    """Start runs that need not wait, up to `jobs` at a time, and move them from `pending` to `active`."""
     under_way = {job.run.folder for job in active} | {run.folder for run in pending if run.record.begun}
     before = len(active)
     for run in list(pending):
@@ -189,7 +192,7 @@ def start_ready(pending: list[PlannedRun], active: list[ActiveRun], jobs: int) -
             pending.remove(run)
             active.append(ActiveRun(run, jobs))
             under_way.add(run.folder)
-    return len(active) > before
+    return active[before:]
 
 
 @contextmanager

@@ -154,22 +154,23 @@ def train(
     if loop.fresh:
         watch.epoch(0, encoded, encode)
 
-    for epoch in loop.epochs():
-        if loop.step == 0 and (epoch - 1) % config.rebuild_every == 0:
-            domains = encode_domains(encode, data, encoded)
-            proposals = planner.plan(epoch, domains)
-            if epoch == 1:
-                start_from(watch, domains, evidence, config)
-            if method.trains:
-                planner.adopt(proposals, epoch, device)
-        pairs, encode = planner.pairs, watch.encode
-        if pairs is not None:  # otherwise `plan` has done everything
-            encode.thaw()
-            batches = PairBatches(pairs, data, config, epoch, progress)
-            note = counted(len(pairs), "pair")
-            loop.train(step, batches, images=2 * batches.size, note=note, pairs=len(pairs))
-        encoded = encode(data.target, "target")
-        watch.epoch(epoch, encoded)
+    with loop.kept():
+        for epoch in loop.epochs():
+            if loop.step == 0 and (epoch - 1) % config.rebuild_every == 0:
+                domains = encode_domains(encode, data, encoded)
+                proposals = planner.plan(epoch, domains)
+                if epoch == 1:
+                    start_from(watch, domains, evidence, config)
+                if method.trains:
+                    planner.adopt(proposals, epoch, device)
+            pairs, encode = planner.pairs, watch.encode
+            if pairs is not None:  # otherwise `plan` has done everything
+                encode.thaw()
+                batches = PairBatches(pairs, data, config, epoch, progress)
+                note = counted(len(pairs), "pair")
+                loop.train(step, batches, images=2 * batches.size, note=note, pairs=len(pairs))
+            encoded = encode(data.target, "target")
+            watch.epoch(epoch, encoded)
     return encoded
 
 
@@ -257,6 +258,7 @@ class Planner:
         round = Round((epoch - 1) // every + 1, -(-self.config.epochs // every), epoch)
         generator = torch.Generator().manual_seed(step_seed(self.config.seed, "adaptation", epoch, PLANNING))
         device = next(self.method.parameters()).device
+        self.screen.begin("planning")
         self.method.to(between_passes(device))  # where the encoded images are
         proposals = self.method.plan(domains, round, generator)
         self.method.to(device)

@@ -4,6 +4,7 @@ a log entry for every epoch, and curves in another program (--tracker)."""
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, Literal, Protocol
@@ -103,6 +104,7 @@ class Loop:
         self.epoch, self.step, self.most = 1, 0, config.max_steps
         self.names: tuple[str, ...] = ()
         self.sums: Tensor | None = None  # the epoch's losses so far
+        self.log_end: int | None = None  # size of the log before what is done between steps, and done again to resume
         self.parts: dict[str, Stateful] = {"model": model, "optimisation": optimisation, **(parts or {})}
         self.pace = Pace(untimed=UNTIMED_STEPS, stage=" of stage 1" if stage == "source" else "")
         self._saved_at = time.monotonic()
@@ -120,8 +122,19 @@ class Loop:
     def epochs(self) -> Iterator[int]:
         while self.epoch <= self.last_epoch:
             yield self.epoch
-            self.epoch, self.step, self.sums = self.epoch + 1, 0, None
+            self.epoch, self.step, self.sums, self.log_end = self.epoch + 1, 0, None, None
             self._save_if_due()
+            self.log_end = self.run.log_size()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Around all epochs: an interruption between steps loses no step."""
+        try:
+            yield
+        except Interrupted:
+            if self.log_end is not None and not self.fresh:
+                self.save()
+            raise
 
     def train(self, step: Step, batches: Batches, *, images: int, note: str = "", **log: Any) -> None:
         """The rest of an epoch, of steps on so many images each. `note` is shown beside the loss, and `log` goes into
@@ -130,10 +143,12 @@ class Loop:
         lr = optimisation.start_epoch(self.epoch, self.step)
         step.ahead = count * (self.last_epoch - self.epoch + 1)
         self.model.train()
+        self.log_end = None
         title, text, first = f"{self.stage} {self.epoch}/{self.last_epoch}", "", self.step
         start = refreshed = time.monotonic()
         before = count * (self.epoch - 1)  # steps of earlier epochs
-        with screen.track(title, count * self.last_epoch, before + first, pace=self.pace) as task:
+        tracked = screen.track(title, count * self.last_epoch, before + first, pace=self.pace)
+        with StopSignals.whole_steps(), tracked as task:
             for n in self.steps(count):
                 optimisation.at(self.epoch, n / count)
                 losses = step(*batches[n])
@@ -144,6 +159,7 @@ class Loop:
                     rate = (self.step - first) * images / (now - start)
                     text = f"loss {loss:.3f}  lr {lr:.3g}  {note}  {rate:.0f} images/s"
                 task.advance(1, text)
+        self.log_end = self.run.log_size()
         share_buffers(self.model)
         seconds = time.monotonic() - start
         left = self.pace.time_left(count * (self.last_epoch - self.epoch))
@@ -184,7 +200,8 @@ class Loop:
     def save(self) -> None:
         if self.run.writes:
             parts = {name: part.state_dict() for name, part in self.parts.items()}
-            place = {"stage": self.stage, "epoch": self.epoch, "step": self.step, "log_size": self.run.log_size()}
+            place: dict[str, Any] = {"stage": self.stage, "epoch": self.epoch, "step": self.step}
+            place["log_size"] = self.run.log_size() if self.log_end is None else self.log_end
             state = {**place, "names": list(self.names), "sums": self.sums, "parts": parts}
             with atomic(self.run.folder / STATE.name) as file:
                 torch.save(state, file)

@@ -32,8 +32,9 @@ def fit_source(
         return {"loss": loss}
 
     step = Step(fit, optimisation, memory, config.compile)
-    for epoch in loop.epochs():
-        loop.train(step, ImageBatches(images, labels, config, epoch), images=config.batch_size)
+    with loop.kept():
+        for epoch in loop.epochs():
+            loop.train(step, ImageBatches(images, labels, config, epoch), images=config.batch_size)
 
 
 class ImageBatches:
