@@ -14,20 +14,25 @@ import torch
 from sklearn.metrics import roc_auc_score
 from tasks import encoded_domains, feature_parser, thinned
 
-from cdtrans.trust.probes import _nearest_labels, _standardised, class_shares
+from cdtrans.pairing.occurring import absent_classes, unsteady
+from cdtrans.trust.probes import _standardised, target_start
 
 DRAWS = 3  # random class sets for each task
 
 
-def signs(x: np.ndarray, labels: np.ndarray, y: np.ndarray) -> dict[str, float]:
+def signs(x: np.ndarray, labels: np.ndarray, y: np.ndarray, leading: int) -> dict[str, float]:
+    names, labels = np.unique(labels, return_inverse=True)
+    start = target_start(x, labels, y, leading)
     x, y = _standardised(x), _standardised(y)
-    nearest = _nearest_labels(x, labels, y)
-    names = [str(k) for k in np.unique(labels)]
     a, b = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (x, y))
-    to_source, own = (b @ a.T).max(axis=1), b @ b.T
+    similar, own = b @ a.T, b @ b.T
+    to_source, nearest = similar.max(axis=1), labels[similar.argmax(axis=1)]
     np.fill_diagonal(own, -1)
+    shares = [np.bincount(z, minlength=len(names)) / len(z) for z in (labels, nearest)]
     return {
-        "class shares (the row of check)": class_shares(nearest, labels, names).details["shift"],
+        "the row of check warns": float(absent_classes(start) is not None),
+        "scattered classes (the row of check)": float(unsteady(start, start.probe).double().mean()),
+        "class shares by the nearest source images": float(np.abs(shares[1] - shares[0]).sum() / 2),
         "far from the source": -float(to_source.mean()),
         "nearer to itself than to the source": float((own.max(axis=1) - to_source).mean()),
     }
@@ -40,14 +45,18 @@ def main() -> None:
         domains = encoded_domains(data, arguments)
         found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for source, target in itertools.permutations(domains, 2):
-            (x, labels, _), (y, answers, _) = domains[source], domains[target]
+            (x, labels, leading), (y, answers, _) = domains[source], domains[target]
             classes = int(labels.max()) + 1
             for kind, rows, columns in conditions(labels, answers, classes):
-                for sign, value in signs(x[rows].numpy(), labels[rows].numpy(), y[columns].numpy()).items():
+                for sign, value in signs(x[rows].numpy(), labels[rows].numpy(), y[columns].numpy(), leading).items():
                     found[sign][kind].append(value)
         for sign, values in found.items():
             pairs = (("healthy", "few"), ("imbalanced", "few"), ("healthy", "more"))
             cells = [f"{area(values[a], values[b]):.2f}" for a, b in pairs]
+            if "warns" in sign:  # in how many tasks, as they are too
+                kinds = ("few", "imbalanced", "more", "healthy")
+                few, *others = (f"{sum(values[kind]):.0f} of {len(values[kind])}" for kind in kinds)
+                cells = [few, f"10:1: {others[0]}", f"{others[1]}; as it is: {others[2]}"]
             print(f"| {data.name} | {sign} | {' | '.join(cells)} |", flush=True)
 
 

@@ -330,12 +330,13 @@ class TestAdapt:
 
     def test_what_is_printed(self, run: Run, called: Asked) -> None:
         keys = {"run", "chosen_epoch", "harm", "explanation", "estimate", "target_labels"}
+        keys |= {"contradiction", "premise", "class_set"}
         values = json.loads(run("adapt", "a", "b", "--json").out)
         assert values.keys() == keys
         assert (values["run"], values["chosen_epoch"], values["estimate"]) == ("runs/x", 7, [0.6, 0.9])
         loud, quiet = run("adapt", "a", "b"), run("adapt", "a", "b", "--quiet")
         assert says(loud.out, "runs/x", "epoch 7", "cdtrans predict runs/x IMAGES")
-        assert says(quiet.out, "runs/x", "epoch 7", "60% to 90%")
+        assert says(quiet.out, "runs/x", "epoch 7", "60% to 90%", "if every image")
         assert (quiet.out.count("\n"), quiet.err, loud.err) == (1, "", "")
 
 

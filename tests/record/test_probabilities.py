@@ -17,6 +17,7 @@ from cdtrans.record.probabilities import (
     threshold_for_accuracy,
     threshold_for_share,
 )
+from run_folders import outcome
 from support import error_says, raises
 
 SURE = np.array([0.5, 0.9, 0.7, 0.6, 0.8])
@@ -83,10 +84,10 @@ def test_the_table_and_its_line() -> None:
     table = accuracy_by_share(np.arange(1, 101) / 100)
     assert [kept.share for kept in table] == list(SHARES)
     assert [round(kept.accuracy, 3) for kept in table] == [0.505, 0.555, 0.605, 0.655, 0.705, 0.755]
-    line = wording.kept_accuracy(table)
-    for part in ("50% of all images", "60% of the most confident 80%", "76% of the most confident 50%"):
+    line = wording.kept_accuracy(table, outcome())
+    for part in ("50% of all images", "60% of the most confident 80%", "76% of the most confident 50%", "every image"):
         assert part in line
-    assert wording.kept_accuracy(accuracy_by_share(np.array([0.9]))).count("90%") == 3, "one image is enough"
+    assert wording.kept_accuracy(accuracy_by_share(np.array([0.9])), outcome()).count("90%") == 3, "one image is enough"
 
 
 @pytest.mark.parametrize("accuracy", [0.3, 0.6, 0.95])

@@ -168,7 +168,7 @@ def test_without_scripts_everything_is_there_but_the_filter(opened: Any) -> None
     assert page.locator("#answer").is_visible()
     assert says(page.locator("#answer").inner_text(), "right on")
     assert says(page.locator("header").inner_text(), "better")
-    assert page.locator("section").count() == 13
+    assert page.locator("section").count() == 14
     assert all(section.is_visible() for section in page.locator("section").all())
     assert page.locator(".pair").count() == sum(pair.is_visible() for pair in page.locator(".pair").all()) > 20
     assert not page.locator("#filter").is_visible()

@@ -11,7 +11,7 @@ import torch
 
 from cdtrans.network.weights import load_model
 from cdtrans.record.layout import PairsRecord
-from cdtrans.record.outcome import Choice
+from cdtrans.record.outcome import Choice, ClassSet, NoClassCurve
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting import gallery
 from cdtrans.reporting.attention import attention_shares
@@ -184,3 +184,60 @@ class TestLooks:
         record = RunRecord(run)
         assert says(gallery.doubtful_labels(record, run_images(record)[0]).why, "agrees", "every label")
         assert says(gallery.changed(record, run_images(record)[1]).why, "predicts the same", "source-only")
+
+
+class TestClassSet:
+    """Images that do not belong, and classes that seem absent."""
+
+    @staticmethod
+    def strangers(run: Path) -> gallery.Strangers:
+        record = RunRecord(run)
+        found = gallery.strangers(record, run_images(record)[1])
+        assert isinstance(found, gallery.Strangers)
+        return found
+
+    def test_the_highest_scores_come_first_and_those_above_the_cut_are_grouped(self, run: Path) -> None:
+        record = RunRecord(run)
+        paths, count = record.images.paths["target"], len(record.images.paths["target"])
+        score = np.linspace(-2, 2, count)[np.random.default_rng(0).permutation(count)]
+        two = np.eye(64)[(np.arange(count) % 2)] + 0.01 * np.random.default_rng(0).normal(size=(count, 64))
+        change_views(run, no_class=score, before_target=two[record.views.sampled_target])
+        found = self.strangers(run)
+        assert [look.path for look in found.highest.images] == [paths[i] for i in np.argsort(-score)][: gallery.LOOKS]
+        assert sum(len(group.paths) for group in found.groups) == np.count_nonzero(score >= np.quantile(score, 0.9))
+        above = {paths[i] for i in np.flatnonzero(score > 0)}
+        change(run, class_set=ClassSet(curve=NoClassCurve(0, 1, cut=0.01, share=0.5), total=3))
+        groups = self.strangers(run).groups
+        assert [{paths.index(path) % 2 for path in group.paths} in ({0}, {1}) for group in groups] == [True, True]
+        assert {path for group in groups for path in group.paths} == above
+        for group in groups:
+            assert group.look.path in group.paths
+            assert group.look.headline == f"{len(group.paths)} images"
+            assert "nearest class: " in group.look.detail
+
+    def test_one_cloud_is_one_group_and_few_images_are_no_error(self) -> None:
+        cloud = np.random.default_rng(0).normal(size=(60, 16))
+        ((members, middle),) = gallery.similar(cloud)
+        assert len(members) == 60
+        assert middle == np.linalg.norm(cloud - cloud.mean(axis=0), axis=1).argmin()
+        assert [len(gallery.similar(cloud[:n])) for n in (0, 1, 2)] == [0, 1, 1]
+        assert len(gallery.similar(np.zeros((9, 4)))) == 1
+
+    def test_who_says_that_there_are_none_sees_none(self, run: Path) -> None:
+        change(run, class_set=ClassSet(others=False, total=3))
+        record = RunRecord(run)
+        assert gallery.strangers(record, run_images(record)[1]) is None
+
+    def test_absent_classes_come_with_their_nearest_images_the_likeliest_mistake_first(self, run: Path) -> None:
+        record = RunRecord(run)
+        assert gallery.absent(record, run_images(record)[1]) == ()
+        change(run, class_set=ClassSet(("blue", "red"), "noticed", total=3))
+        change_views(run, doubt=np.array([0.9, 0.1, 0.4]), candidates=np.array([[3, 4], [5, 6], [7, 8]]))
+        record = RunRecord(run)
+        red, blue = gallery.absent(record, run_images(record)[1])
+        paths = record.images.paths["target"]
+        assert [(red.name, [look.path for look in red.looks]), (blue.name, [look.path for look in blue.looks])] == [
+            ("red", [paths[7], paths[8]]),
+            ("blue", [paths[3], paths[4]]),
+        ]
+        assert red.looks[0].headline == f"taken for {record.classes[record.views.target_after[7]]}"

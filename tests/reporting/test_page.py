@@ -12,16 +12,17 @@ from PIL import Image
 
 from cdtrans.record import wording
 from cdtrans.record.layout import MEASURED
+from cdtrans.record.outcome import ClassSet, Interval, NoClassCurve, Verdict
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import rewrite
 from cdtrans.reporting import embedding, gallery, page, sections
-from cdtrans.reporting.images import THUMBNAIL_SIDE, jpeg
+from cdtrans.reporting.images import THUMBNAIL_SIDE, jpeg, run_images
 from cdtrans.runtime.screen import Screen
 from run_folders import change, change_views, refused
 from support import raises, says
 
 QUIET = Screen(quiet=True)
-SECTIONS = ["changed", "evidence", "keep", "classes", "labels"]  # the answer is above them
+SECTIONS = ["changed", "evidence", "keep", "classes", "strangers", "labels"]  # the answer is above them
 FOLDED = ["uncertain", "gallery", "scores", "epochs", "pairs", "features", "mislabelled", "settings"]
 SECTIONS += FOLDED
 LARGEST = 10e6  # bytes
@@ -102,6 +103,46 @@ def test_the_accuracy_comes_first(run: Path) -> None:
     assert says(first(), "the accuracy", "is unknown")
 
 
+def test_the_first_screen_says_the_premise_and_what_was_noticed(run: Path) -> None:
+    def first() -> str:
+        text = page.write_report(RunRecord(run), QUIET).read_text(encoding="utf-8")
+        return re.sub(r"<[^>]+>", "", text[text.index("<h1") : text.index("<nav")])
+
+    (run / "evaluation.json").unlink()
+    premised = change(run, verdict=Verdict("better", ()), class_set=ClassSet(total=3))
+    assert wording.premise(premised) in first()
+    curve = NoClassCurve(0, 1, cut=0.5, share=0.31)
+    change(run, class_set=ClassSet(("red",), "noticed", curve=curve, total=3))
+    assert says(first(), "1 of your 3 classes seem absent", "red", "--target-classes all", "31%", "Images of no class")
+    assert "Classes that seem absent" in written(run).sections["absent"]
+    change(run, class_set=ClassSet(("red",), "told", others=False, total=3))
+    shown = written(run).sections
+    assert "strangers" not in shown
+    assert "as you said" in shown["absent"]
+
+
+def test_labels_that_refute_the_claim_are_the_headline(run: Path) -> None:
+    claimed = change(run, verdict=Verdict("better", ()), estimates={"source": None, "adapted": Interval(0.98, 1.0)})
+    chosen = RunRecord(run).evaluation.models["adapted"]
+    rewrite(run, MEASURED, replace(RunRecord(run).evaluation, whole_target=True))
+    text = page.write_report(RunRecord(run), QUIET).read_text(encoding="utf-8")
+    heading = text[text.index("<h1") : text.index("</h1>")]
+    assert chosen.accuracy < 0.98
+    assert says(heading, "Measured", "where the run claimed 98 to 100%", wording.premise(claimed))
+    assert "claim refuted" in text
+    assert wording.estimate(claimed) not in text
+    assert "Labels refute the estimate" in written(run).sections["keep"]
+
+
+def test_names_of_groups_carry_every_path(run: Path) -> None:
+    """A path may hold anything that a file name can."""
+    fields = [a for tag, a in written(run).elements if tag == "input" and "data-paths" in a]
+    found = gallery.strangers(RunRecord(run), run_images(RunRecord(run))[1])
+    assert [json.loads(field["data-paths"]) for field in fields] == [group.paths for group in found.groups]
+    assert fields
+    assert all("hidden" in field for field in fields), "without scripts they could not be saved"
+
+
 def test_a_source_only_model_that_sees_one_class_is_named(run: Path) -> None:
     names, data = [*"abcdefg"], json.loads((run / "data.json").read_text())
     for model in ("adapted", "source"):
@@ -163,14 +204,14 @@ MAY_LACK = ("evaluation.json", "pairs/round-01.npz")
 @pytest.mark.parametrize("damage", [b"PK\3\4 cut short", None])
 def test_a_damaged_part_costs_its_sections_and_is_the_reason(run: Path, damage: bytes | None) -> None:
     for name, lost in {
-        "views.npz": {"changed", "uncertain", "mislabelled", "features", "classes"},
+        "views.npz": {"changed", "uncertain", "strangers", "mislabelled", "features", "classes"},
         "logits.npz": {"keep"},
         "timings.jsonl": {"settings"},
         "environment.json": {"settings"},
         "evaluation.json": {"labels"},
         "pairs/round-01.npz": {"gallery", "pairs"},
         "data.json": {"classes"},
-        "images.csv": {"changed", "uncertain", "mislabelled", "features", "gallery", "pairs", "keep", "classes"},
+        "images.csv": set(SECTIONS) - {"evidence", "labels", "scores", "epochs", "settings"},
     }.items():
         before = (run / name).read_bytes()
         (run / name).unlink() if damage is None else (run / name).write_bytes(damage)

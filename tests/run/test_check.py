@@ -40,7 +40,7 @@ MODEL_FREE = [
     "transparency",
 ]
 BACKBONE = f"{TINY['backbone']}.augreg_in21k_ft_in1k"  # timm's default tag
-WITH_MODEL = ["separability", "mislabelled images", "domain distance", "class shares"]
+WITH_MODEL = ["separability", "mislabelled images", "domain distance", "classes that occur", "images of no class"]
 
 
 @pytest.fixture

@@ -28,4 +28,4 @@ def evidence_of(nearest: Tensor, *, classes: int = 3, learnable: float = 1.0, pr
     every, none = torch.ones(classes, dtype=torch.bool), torch.tensor(False)
     of_classes = every, none, torch.zeros(len(nearest)), torch.zeros(classes, 9).long(), torch.zeros(classes)
     known = nearest[:, None].expand(-1, 10), labels, torch.tensor(learnable), nearest, all_of, all_of
-    return Evidence(*known, *of_classes, torch.tensor(pretrained))
+    return Evidence(*known, *of_classes, torch.tensor(0.0), torch.tensor(pretrained))

@@ -93,11 +93,17 @@ def test_a_target_of_few_of_the_classes_is_unknown() -> None:
     assert names(judge_adapted(*both, evidence_of(few, classes=6))) == ["not-supported"]
 
 
-@pytest.mark.parametrize(("differ", "labels"), [(300, 40), (60, 200), (6, 600), (0, 600)])
+@pytest.mark.parametrize(("differ", "labels"), [(300, 40), (120, 100), (110, 0), (6, 0), (0, 0)])
 def test_labels_that_would_settle_it(differ: int, labels: int) -> None:
-    """Enough for 20 images on which the models differ, and never more than there are."""
+    """Enough for 20 images on which the models differ, but no number that nobody would label."""
     other = torch.where(torch.arange(600) < differ, (TARGET + 1) % 6, TARGET)
     assert labels_to_settle(healthy(), impression_of(other, classes=6)) == labels
+
+
+def test_the_whole_of_a_small_target_is_never_to_be_labelled() -> None:
+    few = torch.arange(30) % 6
+    other = torch.where(torch.arange(30) < 20, (few + 1) % 6, few)
+    assert labels_to_settle(impression_of(few, classes=6), impression_of(other, classes=6)) == 0
 
 
 def test_training_that_broke_off_is_harm_and_says_why() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cdtrans.trust.preflight import Finding
-from cdtrans.trust.probes import Sample, domain_distance, probe
+from cdtrans.trust.probes import Sample, class_rows, domain_distance, probe, target_start
 from support import says
 
 CLASSES = ("ant", "bee", "cow", "dog")
@@ -20,7 +20,7 @@ def seen(name: str, kinds: list[int], *, seed: int, shift: float = 0.0, spread: 
 
 def run(labels: list[int] | np.ndarray, target: list[int], **target_kind) -> dict[str, Finding]:
     source = seen("s", np.repeat(range(4), EACH).tolist(), seed=0)
-    found = probe(source, np.array(labels), CLASSES, seen("t", target, seed=1, **target_kind), seed=0)
+    found = probe(source, np.array(labels), CLASSES, seen("t", target, seed=1, **target_kind), seed=0, leading=24)
     return {f.subject: f for f in found}
 
 
@@ -33,21 +33,21 @@ def test_a_clean_task_has_nothing_to_warn_of() -> None:
     assert {f.state for f in found.values()} == {"ok"}, found
     assert found["separability"].details["accuracy"] == 1
     assert found["mislabelled images"].details["images"] == []
-    assert found["class shares"].details["share"] == dict.fromkeys(CLASSES, 0.25)
+    assert found["classes that occur"].details == {"absent": [], "scattered": []}
 
 
 def test_shuffled_labels_are_a_stop_and_noisy_features_a_warning() -> None:
     many = np.repeat(range(4), 200)
     source, wrong = seen("s", many.tolist(), seed=0), np.random.default_rng(0).permutation(many)
-    (shuffled, *_) = probe(source, wrong, CLASSES, seen("t", SAME, seed=1), seed=0)
+    (shuffled, *_) = probe(source, wrong, CLASSES, seen("t", SAME, seed=1), seed=0, leading=24)
     assert shuffled.state == "stop"
     assert says(shuffled.advice, "labels", "images")
     noisy = seen("s", TRUE.tolist(), seed=0, spread=16)
-    (separability, *_) = probe(noisy, TRUE, CLASSES, seen("t", SAME, seed=1), seed=0)
+    (separability, *_) = probe(noisy, TRUE, CLASSES, seen("t", SAME, seed=1), seed=0, leading=24)
     assert separability.state == "warning"
     few = np.arange(0, len(TRUE), 8)
     small = Sample(noisy.features[few], [noisy.paths[n] for n in few])
-    (separability, *_) = probe(small, np.tile([0, 1, 2, 3], 5), CLASSES, seen("t", SAME, seed=1), seed=0)
+    (separability, *_) = probe(small, np.tile([0, 1, 2, 3], 5), CLASSES, seen("t", SAME, seed=1), seed=0, leading=24)
     assert separability.state == "warning"  # chance may do that
 
 
@@ -73,31 +73,42 @@ def test_the_distance_of_the_domains() -> None:
     assert domain_distance(0.4).details["a_distance"] == 0
 
 
-def test_classes_that_the_target_lacks() -> None:
-    finding = run(TRUE, [0, 1] * 18)["class shares"]
-    assert finding.state == "warning"
-    assert finding.details["shift"] == pytest.approx(0.5)
-    assert finding.details["rare"] == ["cow", "dog"]
-    assert says(finding.statement, "50%", "'cow'", "'dog'")
-    finding = run(TRUE, [0, 1, 3] * 12)["class shares"]  # by itself one class of four is no more than an imbalance
-    assert (finding.state, finding.details["rare"]) == ("ok", ["cow"])
-    few = run(TRUE, [0, 1] * 9)["class shares"]  # 18 images: of 'cow' 4.5 could be expected
-    assert few.state == "warning"
-    assert few.details["rare"] == []
+def test_classes_that_the_target_lacks_are_named() -> None:
+    """Images taken for a class that is not there are scattered among their neighbours; those of a class that is are
+    not, however the shares shift."""
+    eight = [f"kind {k}" for k in range(8)]
+    source = np.repeat(range(8), EACH)
+    x = seen("s", source.tolist(), seed=0, spread=3)
+
+    def rows(target: list[int]) -> list[Finding]:
+        y = seen("t", target, seed=1, spread=3)
+        return class_rows(target_start(x.features, source, y.features, 24), np.unique(source), eight)
+
+    classes, unseen = rows([0, 1, 2] * 60)
+    assert classes.state == "warning"
+    assert classes.details["absent"] == eight[3:]
+    assert says(classes.statement, "5 of 8", *eight[3:])
+    assert says(classes.advice, "cdtrans ask SOURCE TARGET", "--target-classes")
+    assert (unseen.state, unseen.subject) == ("ok", "images of no class")
+    assert "cdtrans ask SOURCE TARGET" in unseen.advice
+    shares_shift, _ = rows(source.tolist() + [0, 1] * 200)
+    assert (shares_shift.state, shares_shift.details["absent"]) == ("ok", [])
 
 
 def test_a_class_of_one_image_and_a_class_without() -> None:
     """As a sample of a large source may have them."""
     labels = np.array([0] * 30 + [1] + [3] * 30)
-    found = probe(seen("s", labels.tolist(), seed=0), labels, CLASSES, seen("t", [0, 3] * 20, seed=1), seed=0)
+    found = probe(
+        seen("s", labels.tolist(), seed=0), labels, CLASSES, seen("t", [0, 3] * 20, seed=1), seed=0, leading=24
+    )
     by_subject = {f.subject: f for f in found}
-    assert by_subject["class shares"].details["share"] == {"ant": 0.5, "bee": 0, "dog": 0.5}
+    assert "cow" not in by_subject["classes that occur"].statement
     assert by_subject["separability"].details["accuracy"] == 60 / 61
 
 
 def test_the_same_features_have_the_same_findings() -> None:
     """Even if so noisy that the parts held out decide what is found."""
     noisy, target = seen("s", TRUE.tolist(), seed=0, spread=8), seen("t", SAME, seed=1, spread=8)
-    first, again, otherwise = (probe(noisy, TRUE, CLASSES, target, seed) for seed in (0, 0, 1))
+    first, again, otherwise = (probe(noisy, TRUE, CLASSES, target, seed, 24) for seed in (0, 0, 1))
     assert first == again
     assert first != otherwise

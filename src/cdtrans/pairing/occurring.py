@@ -30,6 +30,7 @@ RARE, EM_STEPS = 0.1, 7  # share relative to the mean of the classes that are le
 LEAST_CLASSES = 2
 CLOSE_BY = 5  # images of each domain that an image's distances are measured to; best images of a class
 SHOWN = 9  # images of a class that a person is shown
+LEAST_FITTING = 0.25  # part of the target that is compared with the source's images
 KEPT, SMOOTHING_STEPS = 0.8, 30  # part of a score that comes from the neighbours, in each step
 
 
@@ -120,12 +121,24 @@ def no_class_score(start: Start) -> Tensor:
     """[Nt] the higher, the less an image is like any class; with mean 0 and variance 1."""
     view = start.views[0]
     source, target = unit_rows(view.source), unit_rows(view.target)
-    means = start.known.T @ source
-    to_mean = -(target @ unit_rows(means).T).amax(dim=1)
+    to_mean = -nearest_mean(start, target)
     gap = nearness(target, target, itself=True) - nearness(target, source[start.known.any(dim=1)], itself=False)
     terms = (1 - start.probe.amax(dim=1), to_mean, gap)
     total = torch.stack([standard(smoothed(start, term)) for term in terms]).sum(dim=0)
     return standard(total)
+
+
+def nearest_mean(start: Start, x: Tensor) -> Tensor:
+    """[N] cosine of each row of x, [N, D] of length 1, and the nearest mean of a class."""
+    means = start.known.T @ unit_rows(start.views[0].source)
+    return (x @ unit_rows(means).T).amax(dim=1)
+
+
+def strangeness(start: Start) -> Tensor:
+    """[] how much less like any class the least fitting quarter of the target is than the source's images are."""
+    view, kept = start.views[0], start.known.any(dim=1)
+    own = nearest_mean(start, unit_rows(view.source)[kept]).mean()
+    return own - smoothed(start, nearest_mean(start, unit_rows(view.target))).quantile(LEAST_FITTING)
 
 
 def nearness(queries: Tensor, keys: Tensor, *, itself: bool) -> Tensor:

@@ -75,6 +75,7 @@ class SavedEvidence:
     no_class: np.ndarray  # [Nt]
     candidates: np.ndarray  # [K, c]
     doubt: np.ndarray  # [K]
+    strange: np.ndarray  # []
     pretrained: np.ndarray  # [] bool
 
 

@@ -113,6 +113,7 @@ class Basis:
     steady: float  # share of an image's neighbours with the same reference label
     support: dict[str, Support]
     stayed: dict[str, float]  # predictions that are still the source-only model's against the reference
+    strange: float = 0.0  # how much less like a class the least fitting quarter of the target is than the source
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,31 @@ class ClassSet:
     by: Literal["assumed", "noticed", "asked", "told"] = "assumed"  # where that is known from
     others: bool | None = None  # whether the target shows images of no class; None if nobody has said
     curve: NoClassCurve | None = None  # None without answers about single images
+    total: int = 0  # classes of the source
+
+    @property
+    def strangers(self) -> float | None:
+        """The share of images of no class that a claim must account for: 0 if it is small, denied, or only a premise of
+        the claim; None if there are some and nobody knows how many."""
+        if self.curve is None:
+            return None if self.others else 0.0
+        return self.curve.share if self.curve.share > FEW_STRANGERS else 0.0
+
+    def question(self, basis: Basis | None) -> Literal["", "share", "images", "classes"]:
+        """A question to a person, without whose answer ranges were wrong (docs/results/estimate.md): how many images
+        show no class, whether they all show one, or which classes occur."""
+        if self.strangers is None:
+            return "share"
+        strange = basis is not None and basis.features == "pretrained" and basis.strange > STRANGE
+        if strange and self.others is None and self.curve is None:
+            return "images"
+        return "classes" if self.by == "noticed" else ""
+
+
+CLEARLY = 0.12  # fall of support that none of 543 runs whose accuracy rose had (docs/results/guard.md)
+STRANGE = 0.275  # Basis.strange of targets with images of no class
+FEW_STRANGERS = 0.05  # share of images of no class that a range of 26 points bears
+CERTAIN = 1.96  # standard deviations: a share that is not chance, in 95% of cases
 
 
 @dataclass(frozen=True)
@@ -145,7 +171,7 @@ class Outcome:
     choice: Choice
     adapted_epoch: int  # epoch of the adapted model, chosen or not; 0 if there is none
     estimates: dict[str, Interval | None]  # for every model that could be chosen
-    labels: int  # target images to label until the question of the better model would be settled
+    labels: int  # target images to label until it is clear which model is better; 0 if too many
     selection: str  # the rule that chose the epoch (--select)
     setback: Setback | None = None
     crowd: Crowd | None = None  # in the source-only model's predictions
@@ -162,12 +188,49 @@ class Outcome:
     @property
     def harm(self) -> bool:
         """Whether the run keeps the source-only model because adaptation did harm."""
-        return self.own_choice == "source" and self.choice.by == "run"
+        return self.verdict.kind == "harm" and self.own_choice == "source" and self.choice.by == "run"
 
     @property
     def own_choice(self) -> ModelName:
         """The run's own choice, whatever a person has chosen since."""
-        return "source" if (self.verdict.kind == "harm" and self.guard) or not self.adapted_epoch else "adapted"
+        refused = self.guard and (self.verdict.kind == "harm" or self.falls_back)
+        return "source" if refused or not self.adapted_epoch else "adapted"
+
+    @property
+    def question(self) -> str:
+        """A question to the user, see `ClassSet.question`, or empty."""
+        return self.class_set.question(self.basis)
+
+    @property
+    def doubtful_classes(self) -> bool:
+        """Whether the guard cannot tell because the class shares shift, and nobody has said which classes occur."""
+        against = {finding.code for finding in self.verdict.findings}
+        return (
+            self.verdict.kind == "unknown"
+            and against <= {"not-supported", "support-fell"}
+            and "not-supported" in against
+            and self.class_set.by in ("assumed", "noticed")
+        )
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether, with the classes in doubt, the source supports the source-only model clearly more than the adapted
+        one. Its own features would favour it, so that only pretrained ones count."""
+        assumed = self.class_set.by == "assumed" and self.doubtful_classes
+        if not assumed or self.basis is None or self.basis.features != "pretrained":
+            return False
+        return self.basis.support["source"].mean - self.basis.support["adapted"].mean > CLEARLY
+
+    def contradicted_by(self, measured: "Measured | None") -> bool:
+        """Whether target labels refute the range that the run gave for the chosen model, or its premise."""
+        claimed = self.estimate
+        if claimed is None or measured is None or self.choice.model not in measured.models:
+            return False
+        found, n = measured.models[self.choice.model], measured.images
+        low, high = (found.accuracy, found.accuracy) if measured.whole_target else astuple(found.interval)
+        deviation = (FEW_STRANGERS * (1 - FEW_STRANGERS) / n) ** 0.5
+        strangers = not self.class_set.strangers and measured.no_class / n - FEW_STRANGERS > CERTAIN * deviation
+        return bool(high < claimed.low or low > claimed.high or strangers)
 
     def choose(self, model: ModelName) -> "Outcome":
         """The same outcome with this model in use."""

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from cdtrans.record.files import intact
 from cdtrans.record.layout import Content, File, Line
 from cdtrans.record.model import Card, read_card
 from cdtrans.record.outcome import Answers, Measured, NoClassCurve, Outcome, Questions, StoredLabel
-from cdtrans.record.probabilities import calibrated, probabilities
+from cdtrans.record.probabilities import Kept, accuracy_by_share, calibrated, probabilities
 from cdtrans.schema import Misfit, build
 
 
@@ -240,6 +240,13 @@ class RunRecord:
     def confidences(self, model: str = "chosen") -> np.ndarray:
         """[Nt] calibrated probability of the predicted class of each target image."""
         return np.asarray(probabilities(self.calibrated_logits(model)).max(axis=1))
+
+    def accuracy_by_share(self) -> tuple[Kept, ...]:
+        """Expected accuracies of the chosen model's most confident labels. Images of no class count as wrong, as they
+        do in a calibration with labels."""
+        strangers = 0.0 if self.calibrated_with() == "labels" else self.outcome.class_set.strangers or 0.0
+        kept = accuracy_by_share(self.confidences())
+        return tuple(replace(k, accuracy=(1 - strangers) * k.accuracy) for k in kept)
 
     def calibrated_with(self, model: str = "chosen") -> Literal["labels", "estimate", "nothing"]:
         """The origin of a model's temperature: labels that `answer` has read, or the estimate. The source-only model

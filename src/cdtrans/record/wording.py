@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, NamedTuple
 
-from cdtrans.errors import counted, ended, named
+from cdtrans.errors import counted, ended, first_of, named
 from cdtrans.record.outcome import Answers, Choice, Crowd, Interval, Measure, Measured, ModelName, Outcome
 from cdtrans.record.probabilities import SHARES, Kept
 
@@ -64,6 +64,11 @@ CALIBRATED = {
     "labels": "With it, the probabilities are calibrated with the labels of some target images.",
     "nothing": "The probabilities are not calibrated on the target: fewer of the labels may be right than they say.",
 }
+UNANSWERED = {
+    "share": "some images show none of the classes, and nobody has said how many",
+    "images": "many images look unlike every class; they may show something else, or the domains may be far apart",
+    "classes": "some classes seem absent, and nobody has looked whether they are",
+}
 
 
 Tone = Literal["good", "warned", "bad"]
@@ -84,9 +89,11 @@ VERDICTS: dict[str, tuple[Tone, str]] = {
 }
 
 
-def headline(outcome: Outcome) -> Headline:
-    """The verdict, and the model that the run uses; `opening` says why."""
+def headline(outcome: Outcome, measured: Measured | None = None) -> Headline:
+    """The verdict, its premise, and the model that the run uses; `opening` says why."""
     uses = f"This run uses {chosen_model(outcome.choice)}"
+    if outcome.contradicted_by(measured):
+        return Headline("bad", "claim refuted", f"{uses}.")
     if outcome.trained_with_labels:
         sentence = "This run was trained on pairs made with target labels: it is a measurement, not an adaptation."
         return Headline("warned", "trained with target labels", sentence)
@@ -97,7 +104,43 @@ def headline(outcome: Outcome) -> Headline:
         return Headline("bad", "stopped", f"{uses}: there is no adapted model.")
     if outcome.setback and outcome.verdict.kind == "better":
         return Headline("warned", "later epochs went wrong", f"{uses}, an earlier one.")
-    return Headline(*VERDICTS[outcome.verdict.kind], f"{uses}.")
+    claims = outcome.verdict.kind == "better" or outcome.estimate
+    holds = f" What is said of it holds {premise(outcome)}." if claims else ""
+    return Headline(*VERDICTS[outcome.verdict.kind], f"{uses}.{holds}")
+
+
+def premise(outcome: Outcome) -> str:
+    """The condition of the verdict, the estimate and the expected accuracies: which classes the target shows."""
+    known = outcome.class_set
+    number = f"{known.total - len(known.absent)} " if known.total else ""
+    classes = {
+        "assumed": f"your {number}classes",
+        "noticed": f"the {number}classes that seem to occur ({len(known.absent)} seem absent: "
+        f"{first_of(known.absent)})",
+        "asked": f"the {number}classes that you confirmed",
+        "told": f"the {number}classes that you named",
+    }[known.by]
+    all_occur = " and all of them occur" if known.by == "assumed" else ""
+    if known.strangers:
+        share = f"counting as wrong the {known.strangers:.0%} of the images that, by your answers, show none"
+        return f"{share} of {classes}{', if all of these occur' if all_occur else ''}"
+    if known.strangers is None:
+        return f"for those images that show one of {classes}"
+    if known.others is False or known.curve is not None:
+        return f"if all of {classes} occur" if all_occur else f"if the target shows just {classes}"
+    return f"if every image shows one of {classes}{all_occur}"
+
+
+def noticed_classes(outcome: Outcome, run: Path) -> str:
+    """The classes that the run has noticed as absent, and how to say otherwise; empty if none."""
+    absent = outcome.class_set.absent
+    if outcome.class_set.by != "noticed":
+        return ""
+    return (
+        f"{len(absent)} of your {outcome.class_set.total} classes seem absent from the target, so the adapted model "
+        f"never predicts them: {', '.join(absent)}. If some occur, say so in one minute ('{ask_command(run)}') or with "
+        "--target-classes all."
+    )
 
 
 def trained_with_labels(outcome: Outcome, model: str) -> str:
@@ -110,9 +153,11 @@ def trained_with_labels(outcome: Outcome, model: str) -> str:
 def opening(outcome: Outcome) -> str:
     """The guard's conclusion."""
     if outcome.verdict.kind == "better":
-        return "The guard judges that the adapted model is better than the source-only one."
+        return f"The guard judges that the adapted model is better than the source-only one, {premise(outcome)}."
     if outcome.verdict.kind == "unknown":
-        return "The guard cannot tell whether adaptation helped or did harm; the adapted model is kept."
+        kept = "the source-only model agrees better with the source, so it is used"
+        kept = kept if outcome.own_choice == "source" else "the adapted model is kept"
+        return f"The guard cannot tell whether adaptation helped or did harm; {kept}."
     if not outcome.guard:
         return "The guard is off, so the adapted model is kept; it would have judged that adaptation did harm."
     if outcome.adapted_epoch:
@@ -138,19 +183,32 @@ def finding_sentence(finding: Measure) -> str:
     return sentence.format(value=finding.value, limit=finding.limit, cause=finding.cause, **numbers)
 
 
-def advice(outcome: Outcome) -> str:
+def advice(outcome: Outcome, run: Path) -> str:
     """Advice after the verdict, or nothing."""
-    labels = f"About {counted(outcome.labels, 'label')} of target images would"
+    if outcome.doubtful_classes or (outcome.question and outcome.verdict.kind != "harm"):
+        question = "which classes occur, and whether some images show none of them"
+        return f"Next: '{ask_command(run)}' asks, in one minute, {question}. {setback(outcome)}".rstrip()
     if outcome.verdict.kind == "unknown":
-        return f"{labels} settle it ('cdtrans ask' chooses them). {setback(outcome)}".rstrip()
+        return f"{labels_would(outcome, 'settle it')} {setback(outcome)}".rstrip()
     if outcome.own_choice == "adapted":
         return setback(outcome)
     if outcome.adapted_epoch:
-        return f"{labels} confirm it ('cdtrans ask' chooses them)."
+        return labels_would(outcome, "confirm it")
     return (
         "If labels and classes are right, use a stronger --backbone, or train the source longer (--source-epochs) if "
         "it was not learnt; --no-guard continues anyway, in another --out."
     )
+
+
+def labels_would(outcome: Outcome, purpose: str) -> str:
+    """The number of labels to give, if it is one that a person would give."""
+    if not outcome.labels:
+        return "The models differ on so few images that no small number of labels would tell which is better."
+    return f"About {counted(outcome.labels, 'label')} of target images would {purpose} ('cdtrans ask' chooses them)."
+
+
+def ask_command(run: Path) -> str:
+    return f"cdtrans ask {quote(str(run))}"
 
 
 def setback(outcome: Outcome) -> str:
@@ -175,13 +233,14 @@ def crowd(crowd: Crowd | None, model: str = "source") -> str:
     )
 
 
-def explanation(outcome: Outcome, run: Path) -> str:
-    """The verdict, its evidence, advice, and how to use the other model: a paragraph."""
-    parts = [evidence(outcome), crowd(outcome.crowd), advice(outcome)]
+def explanation(outcome: Outcome, run: Path, measured: Measured | None = None) -> str:
+    """The claim that labels refute, the verdict, its evidence, advice, and how to use the other model: a paragraph."""
+    parts = [refuted_claim(outcome, measured), evidence(outcome), noticed_classes(outcome, run), crowd(outcome.crowd)]
+    parts.append(advice(outcome, run))
     if outcome.choice.by == "person":
         name = MODEL_NAMES[outcome.choice.model]
         parts.append(f"Since then the {name} model was chosen by hand ('cdtrans choose').")
-    elif outcome.harm and outcome.adapted_epoch:
+    elif outcome.own_choice == "source" and outcome.adapted_epoch:
         parts.append(
             f"To use the adapted model anyway: '{choose_command(run, 'adapted')}', or just once: 'cdtrans predict "
             f"{quote(str(run))} IMAGES --model adapted'."
@@ -190,28 +249,30 @@ def explanation(outcome: Outcome, run: Path) -> str:
 
 
 def estimate(outcome: Outcome, model: str = "chosen") -> str:
-    """The accuracy to expect of a model on the target."""
+    """The accuracy to expect of a model on the target, and the premise."""
     if model == "chosen":
         model = outcome.choice.model
     if model not in outcome.estimates:
         return "The accuracy of this model on the target was not estimated."
     found = outcome.estimates[model]
+    if found is None and outcome.question:
+        return f"The accuracy on the target is unknown: {UNANSWERED[outcome.question]}. 'cdtrans ask' finds out."
     if found is None:
-        labels = counted(outcome.labels, "label")
+        labels = counted(outcome.labels, "label") if outcome.labels else "those that 'cdtrans ask' chooses"
         return f"The accuracy on the target is unknown without labels: about {labels} would show it."
     return (
-        f"Estimated accuracy on the target, without labels: {found.low:.0%} to {found.high:.0%}. In one of ten runs "
-        "the true accuracy is outside this range."
+        f"Estimated accuracy on the target, without labels: {found.low:.0%} to {found.high:.0%}, {premise(outcome)}. "
+        "In one of ten runs the true accuracy is outside this range."
     )
 
 
-def kept_accuracy(table: Sequence[Kept]) -> str:
-    """The accuracy to expect of the most confident labels."""
+def kept_accuracy(table: Sequence[Kept], outcome: Outcome) -> str:
+    """The accuracy to expect of the most confident labels, and the premise."""
     kept = dict(zip(SHARES, table, strict=True))
     parts = [f"{kept[share].accuracy:.0%} of the most confident {kept[share].share:.0%}" for share in (0.8, 0.5)]
     return (
         f"Expected accuracy, by the model's probabilities: {kept[1.0].accuracy:.0%} of all images, "
-        f"{', '.join(parts)} (see 'cdtrans predict --keep')."
+        f"{', '.join(parts)} (see 'cdtrans predict --keep'), {premise(outcome)}."
     )
 
 
@@ -222,7 +283,7 @@ def chosen_model(choice: Choice) -> str:
 def done(outcome: Outcome, run: Path, *, with_estimate: bool) -> str:
     """The last line of a run, with the estimate if nothing else has shown it."""
     found = outcome.estimate if with_estimate else None
-    accuracy = f", estimated accuracy {found.low:.0%} to {found.high:.0%}" if found else ""
+    accuracy = f", estimated accuracy {found.low:.0%} to {found.high:.0%} {premise(outcome)}" if found else ""
     return f"Done: {run} (chosen: {chosen_model(outcome.choice)}{accuracy})"
 
 
@@ -264,20 +325,33 @@ class Accuracy(NamedTuple):
 
 def accuracy(outcome: Outcome, measured: Measured | None, run: Path) -> Accuracy:
     """Measured with labels, else estimated, else unknown."""
-    model, command = f"{MODEL_NAMES[outcome.choice.model]} model", f"cdtrans ask {quote(str(run))}"
+    model, command = f"{MODEL_NAMES[outcome.choice.model]} model", ask_command(run)
     if measured is not None and outcome.choice.model in measured.models:
         value = accuracy_percent(measured.models[outcome.choice.model].accuracy, measured.images)
         images = "the target images" if measured.whole_target or measured.random else None
         about = "about " if images and not measured.whole_target else ""
         images = images or counted(measured.images, "labelled target image")
-        headline = f"The {model} is right on {about}{value} of {images}."
+        headline = refuted_claim(outcome, measured) or f"The {model} is right on {about}{value} of {images}."
         return Accuracy("measured", headline, value, measured_basis(measured, outcome), command)
     if outcome.estimate is not None:
         value = f"{100 * outcome.estimate.low:.0f} to {100 * outcome.estimate.high:.0f}%"
         headline = f"The {model} is estimated to be right on {value} of the target images."
-        return Accuracy("estimated", headline, value, "on the target, without labels", command)
+        return Accuracy("estimated", headline, value, f"on the target, without labels, {premise(outcome)}", command)
     headline = f"The accuracy of the {model} on the target is unknown."
     return Accuracy("unknown", headline, "unknown", estimate(outcome), command)
+
+
+def refuted_claim(outcome: Outcome, measured: Measured | None) -> str:
+    """The accuracy by labels beside the range that the run gave, if they refute it or its premise; otherwise empty."""
+    claimed = outcome.estimate
+    if measured is None or claimed is None or not outcome.contradicted_by(measured):
+        return ""
+    scores, n = measured.models[outcome.choice.model], measured.images
+    shown = f": {counted(measured.no_class, 'image shows', 'images show')} none of them" if measured.no_class else ""
+    return (
+        f"Measured {accuracy_percent(scores.accuracy, n)} ({span(scores.interval, n)}, {counted(n, 'image')}), where "
+        f"the run claimed {100 * claimed.low:.0f} to {100 * claimed.high:.0f}%, {premise(outcome)}{shown}."
+    )
 
 
 def measured_basis(measured: Measured, outcome: Outcome) -> str:
@@ -336,7 +410,8 @@ def labels_show(labelled: int, measured: Measured | None, outcome: Outcome, run:
         ]
     n, chosen = measured.images, outcome.choice.model
     basis = f"all {n} images" if measured.whole_target else f"{counted(n, 'random image')} of {measured.target}"
-    sentences = []
+    refuted = refuted_claim(outcome, measured)
+    sentences = [refuted] if refuted else []
     for name, scores in sorted(measured.models.items(), key=lambda item: item[0] != chosen):
         where = f", which this run uses, from {basis}" if name == chosen else " on the same images"
         value = f"{accuracy_percent(scores.accuracy, n)}, 95% interval {span(scores.interval, n)}"

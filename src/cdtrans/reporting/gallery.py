@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cdtrans.errors import counted
 from cdtrans.record.layout import PairsRecord
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.images import DomainImages
@@ -15,7 +16,11 @@ from cdtrans.runtime.screen import Screen
 SHOWN_ROUNDS = 4  # rounds with pairs on the page: the first, the last, and some in between
 SHOWN_PAIRS = 72  # pairs in all: about 1.5 MB of page
 LOOKS = 24  # images in each section of images worth a look: full rows on a desktop and on a phone
-SEED = 0  # seed for the choice of pairs, so that equal runs have equal pages
+SEED = 0  # seed for the choice of pairs and of groups, so that equal runs have equal pages
+HIGHEST = 0.1  # part of the target whose images are grouped if nobody has said where those of no class begin
+MOST_GROUPS = 8
+DISTINCT = 0.1  # least silhouette of several groups; features without any have about 0
+SHOWN_ABSENT, NEAREST = 24, 6  # absent classes on the page, and images of each
 
 
 class Pair(NamedTuple):
@@ -45,6 +50,26 @@ class Look(NamedTuple):
     path: str
     headline: str
     detail: str
+
+
+class Group(NamedTuple):
+    """Similar images that may belong to no class."""
+
+    look: Look  # the one in the middle
+    paths: list[str]  # all of its images
+
+
+class Strangers(NamedTuple):
+    """Images that look like no class."""
+
+    highest: "ImagesToCheck"
+    groups: tuple[Group, ...]
+    of: str  # the images that the groups were made of
+
+
+class AbsentClass(NamedTuple):
+    name: str
+    looks: tuple[Look, ...]  # the target images nearest to it
 
 
 class ImagesToCheck(NamedTuple):
@@ -125,6 +150,63 @@ def uncertain(record: RunRecord, target: DomainImages) -> ImagesToCheck | Missin
         predicted, sure = views.target_before, views.confidence_before
     order = np.argsort(sure, kind="stable")
     return to_check(order, target, lambda i: (classes[predicted[i]], f"{sure[i]:.0%} sure"))
+
+
+def strangers(record: RunRecord, target: DomainImages) -> Strangers | None:
+    """The target images that look least like any class, and groups of similar ones among them; None if the user has
+    said that there are none."""
+    views, known = record.views, record.outcome.class_set
+    if known.others is False:
+        return None
+    score = views.no_class.astype(float)
+    cut = known.curve.cut if known.curve else float(np.quantile(score, 1 - HIGHEST))
+    sampled = np.flatnonzero(score[views.sampled_target] >= cut)
+    rows, x = views.sampled_target[sampled], views.before_target[sampled].astype(float)
+    nearest = [record.classes[k] for k in views.target_before]
+    highest = to_check(np.argsort(-score, kind="stable"), target, lambda i: ("nearest class:", nearest[i]))
+    groups = []
+    for members, middle in similar(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)):
+        most = max(names := [nearest[i] for i in rows[members]], key=names.count)
+        image = target.thumbnails([rows[middle]])[0]
+        look = Look(image, target.paths[rows[middle]], counted(len(members), "image"), f"nearest class: {most}")
+        groups.append(Group(look, [target.paths[i] for i in rows[members]]))
+    part = "above the cut that your answers set" if known.curve else f"in the highest {HIGHEST:.0%}"
+    drawn = f" of a sample of {len(views.sampled_target):,}" if len(views.sampled_target) < len(score) else ""
+    return Strangers(highest, tuple(groups), f"{counted(len(rows), 'image')}{drawn} {part}")
+
+
+def similar(x: np.ndarray) -> list[tuple[np.ndarray, int]]:
+    """Groups of the rows by k-means, and the row in the middle of each; the largest group first."""
+    import warnings
+
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import silhouette_score
+
+    if not len(x):
+        return []
+    best, labels = DISTINCT, np.zeros(len(x), int)
+    with warnings.catch_warnings():  # equal rows may be fewer than the groups
+        warnings.simplefilter("ignore")
+        for k in range(2, min(MOST_GROUPS, len(x) - 1) + 1):
+            found = KMeans(k, n_init=4, random_state=SEED).fit_predict(x)
+            if len(np.unique(found)) > 1 and (score := silhouette_score(x, found)) > best:
+                best, labels = score, found
+    groups = [np.flatnonzero(labels == k) for k in np.unique(labels)]
+    middles = [int(g[np.linalg.norm(x[g] - x[g].mean(axis=0), axis=1).argmin()]) for g in groups]
+    return sorted(zip(groups, middles, strict=True), key=lambda group: -len(group[0]))
+
+
+def absent(record: RunRecord, target: DomainImages) -> tuple[AbsentClass, ...]:
+    """Every class that the run takes for absent, the likeliest mistake first, with the target images nearest to it."""
+    views, classes = record.views, record.classes
+    numbers = sorted(map(classes.index, record.outcome.class_set.absent), key=lambda k: views.doubt[k])
+    shown = []
+    for k in numbers[:SHOWN_ABSENT]:
+        images = views.candidates[k][:NEAREST].tolist()
+        taken = [f"taken for {classes[views.target_after[i]]}" for i in images]
+        looks = zip(target.thumbnails(images), [target.paths[i] for i in images], taken, strict=True)
+        shown.append(AbsentClass(classes[k], tuple(Look(image, path, what, "") for image, path, what in looks)))
+    return tuple(shown)
 
 
 def doubtful_labels(record: RunRecord, source: DomainImages) -> ImagesToCheck | Missing:

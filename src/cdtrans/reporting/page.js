@@ -36,3 +36,24 @@
     for (const part of document.querySelectorAll("details")) part.open = true;
   });
 })();
+
+// Names of groups become an answers file. Without scripts the fields stay hidden.
+(function () {
+  const form = document.getElementById("groups");
+  if (!form) return;
+  const quoted = (text) => (/[",\r\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text);
+  for (const part of form.querySelectorAll("[hidden]")) part.hidden = false;
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const rows = ["path,label,part"];
+    for (const field of form.querySelectorAll("input")) {
+      const name = field.value.trim();
+      if (name) for (const path of JSON.parse(field.dataset.paths)) rows.push([path, name, "group"].map(quoted).join(","));
+    }
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([rows.join("\r\n") + "\r\n"], { type: "text/csv" }));
+    link.download = "groups.csv";
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+})();

@@ -61,13 +61,16 @@ def collect(record: RunRecord, screen: Screen) -> dict[str, Any]:
     }
     labelled = made["labelled"]
     measured = None if isinstance(labelled, Missing) else labelled["measured"]
+    if (refuted := outcome.contradicted_by(measured)) and record.calibrated_with() != "labels":
+        made["trade_off"] = Missing("Labels refute the estimate that the probabilities follow.")
     return made | {
         "run": record.folder,
         "version": package_version("cdtrans"),
         "outcome": outcome,
         "adapted": outcome.adapted_epoch > 0,  # the guard may have refused it
         "used_source": outcome.choice.model == "source",
-        "headline": wording.headline(outcome),
+        "headline": wording.headline(outcome, measured),
+        "refuted": refuted,
         "accuracy": wording.accuracy(outcome, measured, record.folder),
     }
 
@@ -76,12 +79,15 @@ def with_images(record: RunRecord, screen: Screen) -> dict[str, Any]:
     """The sections that show images, and how many of their files are missing."""
     both = attempt(run_images, record)
     if isinstance(both, Missing):
-        return dict.fromkeys(("gallery", "changed", "uncertain", "mislabelled"), both) | {"missing_files": 0}
+        names = ("gallery", "changed", "uncertain", "strangers", "absent", "mislabelled")
+        return dict.fromkeys(names, both) | {"missing_files": 0}
     source, target = both
     made = {
         "gallery": attempt(gallery.gallery, record, source, target, screen),
         "changed": attempt(gallery.changed, record, target),
         "uncertain": attempt(gallery.uncertain, record, target),
+        "strangers": attempt(gallery.strangers, record, target),
+        "absent": attempt(gallery.absent, record, target),
         "mislabelled": attempt(gallery.doubtful_labels, record, source),
     }
     return made | {"missing_files": source.missing + target.missing}

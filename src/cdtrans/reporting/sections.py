@@ -13,7 +13,6 @@ from cdtrans.methods import method_class
 from cdtrans.record import wording
 from cdtrans.record.layout import Line
 from cdtrans.record.outcome import Crowd
-from cdtrans.record.probabilities import accuracy_by_share
 from cdtrans.record.record import RunRecord
 
 SHOWN_CLASSES = 40  # with more classes, only those that stand out are shown
@@ -149,7 +148,7 @@ def confident_labels(record: RunRecord) -> TextTable | Missing:
         (f"the most confident {k.share:.0%}", f"{k.accuracy:.0%}", f"{k.threshold:.3f} and more")
         if k.threshold
         else ("all", f"{k.accuracy:.0%}", "")
-        for k in accuracy_by_share(record.confidences())
+        for k in record.accuracy_by_share()
     )
     return TextTable(("Labels kept", "expected right", "probability"), tuple(rows))
 

@@ -32,7 +32,7 @@ from cdtrans.trust.preflight import Finding, Severity, gravest
 PROBED = 4000  # images per domain that the backbone encodes: a minute on a CPU with DeiT-tiny, and shares to 1 %
 HEADERS_AT_ONCE = 8  # files opened in parallel, for slow disks
 STATE_SENTENCES: dict[Severity, str] = {
-    "ok": "No problem was found; you can start a run.",
+    "ok": "No problem was found; you can start a run. Nobody has looked whether the target shows just these classes.",
     "warning": "You can start a run; read the warnings first.",
     "stop": "Do not start a run; 'cdtrans adapt' would refuse it.",
 }
@@ -168,7 +168,8 @@ def _with_model(
 
     source_sample, drawn = sample(source, "source")
     labels = np.array(source.domain.labels)[drawn]
-    return probe(source_sample, labels, source.domain.classes, sample(target, "target")[0], config.seed), ""
+    target_sample, _ = sample(target, "target")
+    return probe(source_sample, labels, source.domain.classes, target_sample, config.seed, network.leading), ""
 
 
 def draw_sample(count: int, seed: int) -> list[int]:

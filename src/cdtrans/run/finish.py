@@ -10,7 +10,7 @@ from cdtrans.record import wording
 from cdtrans.record.layout import ADAPTED, LAST, LOGITS, PREDICTIONS, REPORT, RESULT, SOURCE, VIEWS
 from cdtrans.record.model import Card, save_model
 from cdtrans.record.outcome import Basis, Choice, ClassSet, Crowd, Interval, Outcome, Verdict
-from cdtrans.record.probabilities import accuracy_by_share, calibrated, temperature
+from cdtrans.record.probabilities import calibrated, temperature
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, confidence_views, predictions_csv, remove_state, require_resumable
 from cdtrans.reporting.page import write_report
@@ -111,18 +111,19 @@ def judge(
         x.bincount(minlength=len(occurring)).tolist() for x in (before.predicted, before.source_labels)
     )
     kept = verdict.kind != "harm" or not config.guard
+    known = class_set(adaptation, classes, occurring, given)
     outcome = Outcome(
         verdict=verdict,
         guard=config.guard,
         choice=Choice("source", 0),
         adapted_epoch=0 if after is None else adaptation.chosen_epoch,
-        estimates=estimates(adaptation, verdict, basis, trains=kind.trains),
+        estimates=estimates(adaptation, verdict, basis, known, trains=kind.trains),
         labels=labels_to_settle(before, after or before),
         selection=config.select,
         setback=adaptation.setback if kept else None,
         crowd=Crowd.of(predicted, source, occurring),
         basis=basis,
-        class_set=class_set(adaptation, classes, occurring, given),
+        class_set=known,
         target_labels=len(given),
         trained_with_labels=kind.uses_target_labels,
     )
@@ -134,7 +135,7 @@ def class_set(adaptation: Adaptation, classes: tuple[str, ...], occurring: tuple
     evidence = adaptation.evidence
     absent = tuple(name for name in classes if name not in occurring)
     by = given.class_source or ("noticed" if evidence.noticed else "assumed")
-    return ClassSet(absent, by, given.others, given.curve(evidence.no_class.numpy()))
+    return ClassSet(absent, by, given.others, given.curve(evidence.no_class.numpy()), len(classes))
 
 
 def models_of(adaptation: Adaptation) -> dict[str, Impression]:
@@ -152,26 +153,30 @@ def basis_of(adaptation: Adaptation) -> Basis | None:
         features="pretrained" if evidence.pretrained else "source-only",
         agreement=float(evidence.agreement),
         steady=float(evidence.steady),
+        strange=float(evidence.strange),
         support={name: evidence.support(labels) for name, labels in predicted.items()},
         stayed={name: evidence.stayed(labels, before.predicted) for name, labels in predicted.items()},
     )
 
 
 def estimates(
-    adaptation: Adaptation, verdict: Verdict, basis: Basis | None, *, trains: bool
+    adaptation: Adaptation, verdict: Verdict, basis: Basis | None, known: ClassSet, *, trains: bool
 ) -> dict[str, Interval | None]:
-    """A range for each model, where there can be one. Its own features flatter a source-only model, and the graphs'
-    labels a method that serves them as they are."""
+    """A range for each model, where there can be one; images of no class count as wrong. Its own features flatter a
+    source-only model, and the graphs' labels a method that serves them as they are."""
     models = models_of(adaptation)
     evidence, images = adaptation.evidence, len(adaptation.before.predicted)
-    if basis is None or not measurable(evidence.source_labels, images):
+    if basis is None or known.question(basis) or not measurable(evidence.source_labels, images):
         return dict.fromkeys(models)
-    known = {
+    follows = trains and adaptation.after is not None and evidence.agrees(adaptation.after.predicted)
+    allowed = {
         SOURCE: verdict.kind != "harm" and evidence.pretrained,
-        ADAPTED: verdict.kind == "better" and (evidence.pretrained or trains),
+        ADAPTED: verdict.kind == "better" and (evidence.pretrained or follows),
     }
     return {
-        name: accuracy_range(support, basis.stayed[name], evidence) if known[name] and supported(support) else None
+        name: accuracy_range(support, basis.stayed[name], evidence, 1 - (known.strangers or 0))
+        if allowed[name] and supported(support)
+        else None
         for name, support in basis.support.items()
     }
 
@@ -186,8 +191,11 @@ def fitted_temperature(adaptation: Adaptation, basis: Basis | None) -> float:
 
 def show(record: RunRecord, outcome: Outcome, screen: Screen) -> None:
     """Print the verdict, the estimate, and the accuracy to expect of fewer labels."""
-    alarming = outcome.verdict.findings or outcome.setback or outcome.crowd
-    (screen.warn if alarming else screen.say)(wording.explanation(outcome, record.folder))
-    screen.say(wording.estimate(outcome))
-    if outcome.estimate is not None:
-        screen.say(wording.kept_accuracy(accuracy_by_share(record.confidences())))
+    measured = record.measured
+    refuted = outcome.contradicted_by(measured)
+    alarming = refuted or outcome.verdict.findings or outcome.setback or outcome.crowd or outcome.class_set.absent
+    (screen.warn if alarming else screen.say)(wording.explanation(outcome, record.folder, measured))
+    if not refuted:
+        screen.say(wording.estimate(outcome))
+    if outcome.estimate is not None and not refuted:
+        screen.say(wording.kept_accuracy(record.accuracy_by_share(), outcome))

@@ -29,7 +29,7 @@ from cdtrans.inputs.scan import require_outside, warnings_for
 from cdtrans.methods import METHODS, faults_named, method_class, require_method
 from cdtrans.record import wording
 from cdtrans.record.layout import CONFIG, ENVIRONMENT
-from cdtrans.record.outcome import Outcome
+from cdtrans.record.outcome import Measured, Outcome
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, require_resumable
 from cdtrans.run.answers import Given, told_classes
@@ -73,14 +73,29 @@ class Result:
 
     @property
     def explanation(self) -> str:
-        """The guard's verdict and evidence, in a paragraph."""
-        return wording.explanation(self.outcome, self.run)
+        """The claim that labels refute, the guard's verdict and evidence, in a paragraph."""
+        return wording.explanation(self.outcome, self.run, self._measured)
+
+    @property
+    def premise(self) -> str:
+        """The condition of verdict and estimate: the classes that the target shows."""
+        return wording.premise(self.outcome)
+
+    @property
+    def contradiction(self) -> str:
+        """The accuracy that `eval` or `answer` has measured, if it refutes the estimate; otherwise empty."""
+        return wording.refuted_claim(self.outcome, self._measured)
 
     @property
     def estimate(self) -> tuple[float, float] | None:
-        """A range for the accuracy on the target; None if none can be given."""
+        """A range for the accuracy on the target; None if none can be given, or labels refute it."""
         found = self.outcome.estimate
-        return None if found is None else (found.low, found.high)
+        return None if found is None or self.contradiction else (found.low, found.high)
+
+    @property
+    def _measured(self) -> Measured | None:
+        """The evidence of target labels, given since."""
+        return RunRecord(self.run).measured
 
     @property
     def target_labels(self) -> int:
@@ -92,11 +107,13 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of `adapt --json`."""
-        names = ("chosen_epoch", "harm", "explanation", "estimate", "target_labels")
-        return {"run": str(self.run)} | {name: getattr(self, name) for name in names}
+        names = ("chosen_epoch", "harm", "explanation", "contradiction", "estimate", "premise", "target_labels")
+        class_set = asdict(self.outcome.class_set)
+        return {"run": str(self.run)} | {name: getattr(self, name) for name in names} | {"class_set": class_set}
 
     def _repr_html_(self) -> str:
-        accuracy = "unknown" if self.estimate is None else "{:.0%} to {:.0%}".format(*self.estimate)
+        found = self.estimate
+        accuracy = f"{found[0]:.0%} to {found[1]:.0%}, {self.premise}" if found else "unknown"
         chosen = wording.chosen_model(self.outcome.choice)
         rows = [("run folder", str(self.run)), ("chosen", chosen), ("estimated accuracy", accuracy)]
         if self.target_labels:

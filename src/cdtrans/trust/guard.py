@@ -7,7 +7,7 @@
               model's, and it is still accurate on the source
     unknown   otherwise, for instance if the target has other classes or is very different from the source, or if there
               are no source images. The adapted model is kept, with a warning and the number of labels that would
-              settle it.
+              settle it; where the classes are in doubt, the model that the source supports more (Outcome.falls_back).
 
 How often each is right, on data that the limits were not set on: docs/results/guard.md.
 """
@@ -32,6 +32,7 @@ SHIFT_COUNTS = 1.5
 FELL_LATER = 0.9  # share of the chosen epoch's consensus that all later epochs of a healthy run reach
 
 SETTLING = 20  # images on which two models differ: if 15 of them are right for one, chance is unlikely (4%)
+MOST_LABELS = 100  # more than these are no advice
 
 
 def judge_source(before: Impression, evidence: Evidence) -> list[Measure]:
@@ -103,7 +104,9 @@ def decide(measures: Sequence[Measure], *, adapted: bool = True) -> Verdict:
 
 
 def labels_to_settle(before: Impression, after: Impression) -> int:
-    """How many random target images must be labelled until SETTLING of them tell the two models apart."""
+    """How many random target images must be labelled until SETTLING of them tell the two models apart; 0 if that is the
+    whole target, or more than anyone would label."""
     images = len(after.predicted)
     differ = float((before.predicted != after.predicted).double().mean())
-    return min(images, math.ceil(SETTLING / max(differ, SETTLING / images)))
+    needed = math.ceil(SETTLING / max(differ, SETTLING / images))
+    return needed if needed < images and needed <= MOST_LABELS else 0

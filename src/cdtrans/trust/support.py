@@ -28,13 +28,21 @@ from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, TILE, Start, Statistics, fit_probe, label_from, nearest_keys
 from cdtrans.pairing.narrowing import Numbering
 from cdtrans.pairing.neighbours import unit_rows
-from cdtrans.pairing.occurring import absent_classes, candidates, no_class_score, score_of_nearest, standard
+from cdtrans.pairing.occurring import (
+    absent_classes,
+    candidates,
+    no_class_score,
+    score_of_nearest,
+    standard,
+    strangeness,
+)
 from cdtrans.pairing.pairs import Domains
 from cdtrans.record.outcome import Support
 
 NEIGHBOURS = 10
 MOST_IMAGES = 20_000  # most images of a domain that are compared or probed, evenly spread
 FOLDS = 5  # cross-validation
+AGREES = 0.87  # share of equal labels; below it the ranges of the digits were wrong (docs/results/estimate.md)
 DRAWN = 1000  # images of each domain whose features are kept for the report's maps
 
 
@@ -125,6 +133,7 @@ class Evidence(NamedTuple):
     no_class: Tensor  # [Nt] the higher, the less a target image is like any class
     candidates: Tensor  # [K, c] target images that are most likely of each class
     doubt: Tensor  # [K] the higher, the less clear it is whether a class occurs
+    strange: Tensor  # [] how much less like any class the least fitting target images are than the source's
     pretrained: Tensor  # [] bool, whether nothing of the run has trained these features
 
     @classmethod
@@ -146,7 +155,7 @@ class Evidence(NamedTuple):
             no_images = torch.zeros(classes, 0, dtype=torch.long)
             occurs = every if told is None else told
             doubts = 1 - domains.target.logits[:, occurs].softmax(dim=1).amax(dim=1)
-            nothing = (occurs, none > 0, standard(doubts).cpu(), no_images, torch.zeros(classes))
+            nothing = (occurs, none > 0, standard(doubts).cpu(), no_images, torch.zeros(classes), none)
             return cls(labels[:, None].cpu(), labels.cpu(), none, labels.cpu(), none, none, *nothing, of_backbone)
         learnable = torch.tensor(cross_validated(domains.source.features, labels, classes))
         some = some_of(domains)
@@ -163,7 +172,8 @@ class Evidence(NamedTuple):
         number = occurs.cumsum(0) - 1
         nearest = number[nearest_labels(domains, kept)].cpu()
         scores = of_every_image(no_class_score(start), domains.target.features).float().cpu()
-        about = (occurs.cpu(), torch.tensor(absent is not None), scores, shown.cpu(), doubt.cpu())
+        noticed, strange = torch.tensor(absent is not None), strangeness(start).cpu()
+        about = (occurs.cpu(), noticed, scores, shown.cpu(), doubt.cpu(), strange)
         own = number[labels[kept]].cpu()
         return cls(nearest, own, learnable, reference.cpu(), agreement, graphs.steady, *about, of_backbone)
 
@@ -172,6 +182,11 @@ class Evidence(NamedTuple):
         some = predicted[evenly(predicted, MOST_IMAGES)]
         each = torch.tensor([kappa(some, labels) for labels in self.nearest.T]) / max(float(self.learnable), 0.1)
         return Support(float(each[0]), float(each.mean()), shifted(predicted, self.source_labels))
+
+    def agrees(self, predicted: Tensor) -> bool:
+        """Whether a model's predictions [Nt] follow the reference, so that what is known of one holds for the other."""
+        same = predicted[evenly(predicted, MOST_IMAGES)] == self.reference
+        return float(same.double().mean()) >= AGREES
 
     def stayed(self, predicted: Tensor, source_only: Tensor) -> float:
         """Share of a model's predictions [Nt] that are still the source-only model's, and not the reference's."""
