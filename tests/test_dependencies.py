@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[1]
 MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn", "typing-extensions": "typing_extensions"}
 PARTS = {"triton", "markupsafe"}  # parts of torch (on Linux) and jinja2
 ELSEWHERE = {"transformers"}  # imported by a file that is copied into hub folders, and by nothing here
-WHERE_NEEDED = {  # by hub folders, `check`, `demo`, the report, the paper's figures and scikit-learn users
+WHERE_NEEDED = {  # by hub folders, `ask`, `check`, `demo`, the report, the paper's figures and scikit-learn users
     "transformers": {"serving/modeling_cdtrans.py"},
-    "sklearn": {"sklearn.py", "inputs/digits.py", "trust/probes.py"},
+    "sklearn": {"sklearn.py", "inputs/digits.py", "measure/ask.py", "trust/probes.py"},
     "matplotlib": {"inputs/digits.py"},
 }
 

@@ -225,7 +225,6 @@ def draw_informative(target: RunTarget, count: int, closed: set[int]) -> list[in
     """Images that are doubtful and typical at once: the medoids of k-means of the target's features, weighted by the
     doubt in each image. On three data sets half as many teach as much as random ones (docs/results/classsets.md)."""
     from sklearn.cluster import KMeans
-    from threadpoolctl import threadpool_limits
 
     views, chosen_model = target.record.views, target.record.outcome.choice.model
     features = views.before_target if chosen_model == "source" else views.after_target
@@ -235,8 +234,7 @@ def draw_informative(target: RunTarget, count: int, closed: set[int]) -> list[in
         return []
     x = features[free].astype(np.float64)
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    with threadpool_limits(1):  # several threads add up in any order
-        means = KMeans(min(count, len(x)), **KMEANS).fit(x, sample_weight=FLOOR - target.confidence[indices])
+    means = KMeans(min(count, len(x)), **KMEANS).fit(x, sample_weight=FLOOR - target.confidence[indices])
     return [*dict.fromkeys(indices[means.transform(x).argmin(axis=0)].tolist())]  # one for several equal centres
 
 
