@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from cdtrans.config import Config, Resolved
 from cdtrans.methods.base import Method
-from cdtrans.pairing.narrowing import Numbering
 from cdtrans.record import wording
 from cdtrans.record.layout import ADAPTED, LAST, LOGITS, PREDICTIONS, REPORT, RESULT, SOURCE, VIEWS
 from cdtrans.record.model import Card, save_model
@@ -25,17 +24,12 @@ from cdtrans.trust.support import Impression, views
 
 
 def finish(
-    run: RunWriter,
-    adaptation: Adaptation,
-    numbering: Numbering,
-    card: Card,
-    inputs: Inputs,
-    config: Resolved,
-    kind: type[Method],
+    run: RunWriter, adaptation: Adaptation, card: Card, inputs: Inputs, config: Resolved, kind: type[Method]
 ) -> Outcome:
     """Judge both models, and save them, the predictions of the chosen one and, last, the outcome."""
     with run.timed("verdict"):
         network, before, after = adaptation.network, adaptation.before, adaptation.after
+        numbering = adaptation.numbering
         occurring = tuple(card.classes[k] for k in numbering.classes)
         outcome = judge(adaptation, config, kind, card.classes, occurring, inputs.given)
         hot = fitted_temperature(adaptation, outcome.basis)

@@ -33,8 +33,8 @@ from cdtrans.record.outcome import Measured, Outcome
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, require_resumable
 from cdtrans.run.answers import Given, told_classes
-from cdtrans.run.inputs import RunPlan, decode_inputs, scan_domains
-from cdtrans.run.stage1 import Origin, source_model
+from cdtrans.run.inputs import Inputs, RunPlan, decode_inputs, scan_domains
+from cdtrans.run.stage1 import Origin, SourceModel, source_model
 from cdtrans.runtime.ranks import from_main, joined, world
 from cdtrans.runtime.screen import Screen, html_table
 from cdtrans.runtime.signals import StopSignals, importing
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from cdtrans.methods.base import Method, Sizes
     from cdtrans.network.network import Network
+    from cdtrans.training.adaptation import Adaptation, TrainingData
 
 # Where there is no SOURCE: with --source-model and --method shot.
 TARGET_BY_FLAG = Help(
@@ -181,10 +182,7 @@ def scan(config: Config, out: Path, screen: Screen, *, force: bool, method: "typ
 
 def run_session(plan: RunPlan) -> Outcome:
     """From the scanned images to a finished run folder. Bad input is found before the folder is touched."""
-    from cdtrans.methods.base import Sizes
-    from cdtrans.pairing.narrowing import Numbering, narrowed
     from cdtrans.run.finish import complete, finish, show_finished
-    from cdtrans.training.adaptation import adapt_to_target
     from cdtrans.training.loop import library, load_stage
 
     screen, kind = plan.screen, plan.method or method_class(plan.config.method)
@@ -208,20 +206,34 @@ def run_session(plan: RunPlan) -> Outcome:
             with StopSignals.caught("" if screen.quiet else STOP_NOTICE, at_once=world() == 1):
                 device = use_device(config, screen)
                 images = inputs.on_device(card, device)
+                screen.steps = expected_steps(config, inputs, kind)
                 inputs.record(run, fresh=load_stage(run) is None and not origin.done)
                 if is_method_file(config.method):  # a mistake in its __init__ shows before stage 1 takes its time
-                    sizes = Sizes(len(card.classes), len(images.source), len(images.target))
-                    make_method(kind, deepcopy(network), config, sizes)
+                    make_method(kind, deepcopy(network), config, images.sizes(len(card.classes)))
                 start = source_model(run, origin, network.to(device), card, images, config, screen)
-                numbering = Numbering.of(start.evidence.occurs, images.labels)
-                images, network = images.narrowed(numbering, start.frozen), narrowed(start.network, numbering.classes)
-                method = make_method(kind, network, config, images.sizes(numbering)).to(device)
-                adaptation = adapt_to_target(
-                    run, method, images, start.evidence, numbering, config, screen, start.frozen
-                )
-            outcome = finish(run, adaptation, numbering, start.card, inputs, config, kind)
+                adaptation = adapt_narrowed(run, kind, start, images, config, screen)
+            outcome = finish(run, adaptation, start.card, inputs, config, kind)
         complete(run.record, config, screen, run.timed("report"))
     return outcome
+
+
+def adapt_narrowed(
+    run: RunWriter, kind: "type[Method]", start: SourceModel, data: "TrainingData", config: Resolved, screen: Screen
+) -> "Adaptation":
+    """Stage 2 on the classes that occur in the target."""
+    from cdtrans.pairing.narrowing import Numbering, narrowed
+    from cdtrans.training.adaptation import adapt_to_target
+
+    numbering = Numbering.of(start.evidence.occurs, data.labels)
+    data, network = data.narrowed(numbering, start.frozen), narrowed(start.network, numbering.classes)
+    method = make_method(kind, network, config, data.sizes(len(numbering.classes))).to(data.target.device)
+    return adapt_to_target(run, method, data, start.evidence, numbering, config, screen, start.frozen)
+
+
+def expected_steps(config: Resolved, inputs: Inputs, kind: "type[Method]") -> dict[str, int]:
+    """Training steps of both stages, if every round pairs each image once."""
+    images = max(len(inputs.source), len(inputs.target)) if kind.trains else 0
+    return {"source": 0, "adaptation": config.epochs * (images // config.batch_size)}
 
 
 def open_screen(out: Path, config: Resolved, screen: Screen, *, trains: bool) -> None:

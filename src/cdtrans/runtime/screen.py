@@ -69,6 +69,7 @@ class Screen:
         self.console = Terminal(stderr=machine, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
         self.warnings = Terminal(stderr=True, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
         self.spoke = time.monotonic()
+        self.steps: dict[str, int] = {}  # training steps of every stage of a run, as far as they are known
         self.begin("loading")
 
     def begin(self, work: str) -> None:
@@ -112,11 +113,16 @@ class Screen:
 
     @contextmanager
     def track(
-        self, description: str, total: int | None, done: int = 0, *, pace: Pace | None = None
+        self, description: str, total: int | None, done: int = 0, *, pace: Pace | None = None, stage: str = ""
     ) -> Iterator["TrackedTask"]:
-        """`total` is None if it is not known. The time left is by the task's own pace, or by one that is given."""
+        """`total` is None if it is not known. The time left is by the task's own pace, or by one that is given. The bar
+        of a `stage` is that of the whole run."""
         self.begin(description)
         task = TrackedTask(self, description, total, done, pace or Pace())
+        if stage and total:
+            self.steps[stage] = total
+            at, steps = list(self.steps).index(stage), list(self.steps.values())
+            task.before, task.after = sum(steps[:at]), sum(steps[at + 1 :])
         if self.quiet or not self.console.is_terminal:
             yield task
             return
@@ -127,7 +133,7 @@ class Screen:
             TextColumn("{task.fields[note]}"),
         ]
         with Progress(*columns, console=self.console, transient=True) as bars:
-            task.bars, task.bar = bars, bars.add_task(description, note="", completed=done, total=total)
+            task.bars, task.bar = bars, bars.add_task(description, note="", **task.place())
             yield task
 
 
@@ -138,7 +144,13 @@ class TrackedTask:
         self.screen, self.description, self.total, self.done, self.pace = screen, description, total, done, pace
         self.bars: Progress | None = None
         self.bar = TaskID(0)
+        self.before = self.after = 0  # steps of a run's other stages
         self.next = 0.0
+
+    def place(self) -> dict[str, Any]:
+        """The place of the bar."""
+        total = None if self.total is None else self.before + self.total + self.after
+        return {"completed": self.before + self.done, "total": total}
 
     def advance(self, done: int, note: str = "") -> None:
         self.done += done
@@ -148,7 +160,7 @@ class TrackedTask:
         note = "  ".join(part for part in (left, note) if part)
         if self.bars is not None and now >= self.next:
             self.next = now + BAR_SECONDS
-            self.bars.update(self.bar, note=escape(note), completed=self.done, total=self.total)
+            self.bars.update(self.bar, note=escape(note), **self.place())
         elif self.bars is None and not self.screen.quiet and now - self.screen.spoke >= SILENCE_SECONDS:
             of_total = "" if self.total is None else f"/{self.total}"
             self.screen.say(f"{self.description}: {self.done}{of_total}  {note}".rstrip())

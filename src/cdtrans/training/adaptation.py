@@ -44,8 +44,8 @@ class TrainingData(NamedTuple):
     occurs: Tensor | None = None  # [K] bool, the classes that occur in the target as a person said
     beside: Images | None = None  # source images of the others
 
-    def sizes(self, numbering: Numbering) -> Sizes:
-        return Sizes(len(numbering.classes), len(self.source), len(self.target))
+    def sizes(self, classes: int) -> Sizes:
+        return Sizes(classes, len(self.source), len(self.target))
 
     def narrowed(self, numbering: Numbering, frozen: Frozen | None) -> "TrainingData":
         """The data of stage 2, from that of stage 1: only classes that occur, in their new numbers. So are the
@@ -79,6 +79,7 @@ class Adaptation(NamedTuple):
     chosen_epoch: int
     last: dict[str, Tensor]  # the last epoch's weights; empty if training broke off
     evidence: Evidence  # the guard's, from fixed features of both domains
+    numbering: Numbering  # of the classes and source images that stage 2 knows
     measures: list[Measure]  # evidence for or against the adapted model
     setback: Setback | None = None  # after the chosen epoch
 
@@ -113,7 +114,7 @@ def adapt_to_target(
     if best is None:  # training broke off in its first epoch
         at_start = judge_source(before, evidence)
         against = at_start if any(measure.harm for measure in at_start) else measures
-        return Adaptation(network, before, None, 0, last, evidence, against)
+        return Adaptation(network, before, None, 0, last, evidence, numbering, against)
     with run.timed("verdict"):
         if best.epoch != config.epochs or not last:
             network.load_state_dict(best.weights)
@@ -122,7 +123,7 @@ def adapt_to_target(
         measures += judge_adapted(before, after, evidence)
     reached = config.epochs if last else best.epoch
     later = [watch.scores[epoch]["consensus"] for epoch in range(best.epoch, reached + 1)]
-    return Adaptation(network, before, after, best.epoch, last, evidence, measures, fell_later(later))
+    return Adaptation(network, before, after, best.epoch, last, evidence, numbering, measures, fell_later(later))
 
 
 def train(

@@ -147,7 +147,7 @@ class Loop:
         title, text, first = f"{self.stage} {self.epoch}/{self.last_epoch}", "", self.step
         start = refreshed = time.monotonic()
         before = count * (self.epoch - 1)  # steps of earlier epochs
-        tracked = screen.track(title, count * self.last_epoch, before + first, pace=self.pace)
+        tracked = screen.track(title, count * self.last_epoch, before + first, pace=self.pace, stage=self.stage)
         with StopSignals.whole_steps(), tracked as task:
             for n in self.steps(count):
                 optimisation.at(self.epoch, n / count)
