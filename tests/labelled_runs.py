@@ -48,7 +48,7 @@ def make_run(folder: Path) -> Path:
         **{"sampled_target": np.arange(IMAGES), "changed": np.zeros(IMAGES)},
         **{"before_source": np.zeros((0, 8)), "after_source": np.zeros((0, 8))},
         **{"before_target": features[0], "after_target": features[1]},
-        **{"no_class": np.linspace(-1.7, 1.7, IMAGES), "doubt": np.linspace(0.1, 0.9, len(CLASSES))},
+        **{"no_class": np.linspace(-1.7, 1.7, IMAGES), "doubt": np.linspace(0.04, 0.9, len(CLASSES))},
         **{"candidates": np.array([np.flatnonzero(true == k)[:9] for k in range(len(CLASSES))])},
         **{"target_before": before.astype(np.int32), "target_after": after.astype(np.int32)},
         **{f"confidence_{when}": values for when, values in sure.items()},
