@@ -19,10 +19,10 @@ A person is simulated with the true labels. The splits are the usual ones (docs/
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -42,11 +42,13 @@ from cdtrans.pairing.narrowing import Numbering
 from cdtrans.pairing.neighbours import unit_rows
 from cdtrans.pairing.occurring import absent_classes, candidates, no_class_score
 from cdtrans.pairing.pairs import Domains, TargetLabels
+from cdtrans.record.outcome import STRANGE
 from cdtrans.trust import estimate, guard
 from cdtrans.trust.support import Evidence, impression
 
 OFFICE_CALTECH = (0, 1, 5, 10, 11, 12, 15, 16, 17, 22)  # in the alphabetical order of Office-31's classes
 KNOWN_ALONE, WITH_OTHERS = ("partial", "closed", "thin"), ("open", "open-partial")
+CLOSED = ("closed", "thin", "few")
 SKIPPED = (0.05, 0.15, 0.2)  # doubts below which a class is not asked about
 ANSWERS = (12, 24, 48)
 PRIVATE = (2, 3, 4, 6, 7, 8, 9, 13, 14, 18)  # the source's own in Office-31's open-partial split
@@ -261,8 +263,14 @@ class Claim(NamedTuple):
     """The claim of an instant run, and the truth."""
 
     expected: float
-    ranged: bool  # whether it would give a range
+    supported: bool  # whether it would give a range, whatever is known of the classes
+    noticed: bool
+    strange: float
     accuracy: float  # on all target images
+
+    @property
+    def ranged(self) -> bool:
+        return self.supported and not self.noticed and self.strange <= STRANGE
 
     @property
     def holds(self) -> bool:
@@ -290,7 +298,9 @@ def claim(task: Task, told: Tensor | None) -> Claim:
     return Claim(
         estimate.expected_accuracy(support, stayed, evidence),
         verdict.kind == "better" and enough,
-        float((classes[after.predicted] == task.truth).double().mean()),
+        bool(evidence.noticed),
+        float(evidence.strange),
+        share(classes[after.predicted] == task.truth),
     )
 
 
@@ -298,16 +308,35 @@ def scored(x: Tensor, probe: Probe, statistics: Statistics) -> Encoded:
     return Encoded(x, statistics.standardised(x) @ probe.weight + probe.bias)
 
 
-def claims(domains: dict[str, Features]) -> None:
-    for kind in ("closed", "thin", "few", "partial", *WITH_OTHERS):
-        for told in (False, True) if kind == "partial" else (False,):
-            ranged = []
-            for name, task in tasks(domains, kind):
-                made = claim(task, there_in(task) if told else None)
-                print(kind, "told" if told else "", name, made, flush=True)
-                ranged += [made] if made.ranged else []
-            held = sum(made.holds for made in ranged)
-            print(f"{kind}{', told' if told else ''}: {len(ranged)} ranges, {held} of them held", flush=True)
+def claims(domains: dict[str, Features]) -> dict[str, list[Claim]]:
+    found = {}
+    for kind in (*CLOSED, "partial", "partial, told", *WITH_OTHERS):
+        made = []
+        for name, task in tasks(domains, kind.removesuffix(", told")):
+            made.append(claim(task, there_in(task) if kind.endswith("told") else None))
+            print(kind, name, made[-1], flush=True)
+        found[kind] = made = [each for each in made if each.supported]
+        kept = [each for each in made if each.ranged]
+        held, kept_held = (sum(each.holds for each in some) for some in (made, kept))
+        print(f"{kind}: {len(made)} ranges, {held} held; {len(kept)} not withheld, {kept_held} held", flush=True)
+    return found
+
+
+def strange_cuts(found: dict[str, dict[str, list[Claim]]]) -> None:
+    """For each data set, the cut of strangeness with the largest sum of two shares in the others: of ranges of closed
+    tasks that are kept, and of those of open tasks that are withheld."""
+    for data, own in found.items():
+        closed, opened = (
+            np.array([each.strange for name in found if name != data for kind in kinds for each in found[name][kind]])
+            for kinds in (CLOSED, WITH_OTHERS)
+        )
+        values = np.unique(np.concatenate([closed, opened]))
+        cuts = (values[1:] + values[:-1]) / 2
+        sums = np.array([(closed <= cut).mean() + (opened > cut).mean() for cut in cuts])
+        best = cuts[sums > sums.max() - 1e-9]
+        cut = best[len(best) // 2]
+        kept = {kind: sum(each.strange <= cut for each in some) for kind, some in own.items()}
+        print(f"{data}: cut of the others {cut:.3f}; ranges {[(kind, len(x)) for kind, x in own.items()]}, kept {kept}")
 
 
 class Constants(NamedTuple):
@@ -422,23 +451,27 @@ def print_table(table: Means) -> None:
         print(f"| {row} |", " | ".join(cells), "|")
 
 
-TABLES = {"partial": partial, "asked": asked, "open": open_set, "labels": to_label, "estimate": claims}
+TABLES: dict[str, Callable[[dict[str, Features]], Any]] = {
+    "partial": partial,
+    "asked": asked,
+    "open": open_set,
+    "labels": to_label,
+    "estimate": claims,
+    "constants": trials_of,
+}
+OF_ALL_DATA: dict[str, Callable[[dict[str, Any]], None]] = {"estimate": strange_cuts, "constants": rotation}
 
 
 def main() -> None:
     parser = feature_parser(__doc__, "+")
-    parser.add_argument("--table", choices=(*TABLES, "constants"), default="partial")
+    parser.add_argument("--table", choices=TABLES, default="partial")
     arguments = parser.parse_args()
-    trials = {}
+    found = {}
     for data in arguments.data:
         print(data.name, flush=True)
-        domains = encoded_domains(data, arguments)
-        if arguments.table == "constants":
-            trials[data.name] = trials_of(domains)
-        else:
-            TABLES[arguments.table](domains)
-    if trials:
-        rotation(trials)
+        found[data.name] = TABLES[arguments.table](encoded_domains(data, arguments))
+    if arguments.table in OF_ALL_DATA and len(found) > 1:
+        OF_ALL_DATA[arguments.table](found)
 
 
 if __name__ == "__main__":
