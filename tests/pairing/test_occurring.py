@@ -7,7 +7,15 @@ from torch import Tensor
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing import occurring
 from cdtrans.pairing.graphs import Start, label_from, label_target
-from cdtrans.pairing.occurring import absent_classes, candidates, evenness, first_of_each, no_class_score
+from cdtrans.pairing.occurring import (
+    absent_classes,
+    candidates,
+    class_steadiness,
+    evenness,
+    first_of_each,
+    no_class_score,
+    rare,
+)
 from cdtrans.pairing.pairs import Domains
 
 CLASSES, EVEN = 10, [40] * 10
@@ -77,6 +85,23 @@ class TestAbsentClasses:
         domains, _ = gaussian_classes(EVEN)
         a = label_from(start_of(domains), None).probabilities
         assert a.equal(label_target(domains, classes=CLASSES, leading=8).probabilities)
+
+
+def test_steadiness_is_high_for_classes_that_keep_together_and_none_for_scattered_ones() -> None:
+    domains, truth = gaussian_classes(EVEN)
+    start = start_of(domains)
+    assert (class_steadiness(start, truth, CLASSES) > 0.5).all()
+    scattered = torch.randint(CLASSES, (len(truth),), generator=torch.Generator().manual_seed(0))
+    assert (class_steadiness(start, scattered, CLASSES).abs() < 0.1).all()
+    alone = torch.zeros_like(truth).index_fill(0, torch.tensor([5]), 1)
+    assert class_steadiness(start, alone, CLASSES)[1:].tolist() == [0] * (CLASSES - 1), "one image or none"
+
+
+def test_rare_classes_are_found_among_those_that_are_left() -> None:
+    labels = torch.tensor([0] * 60 + [1] * 40 + [3] * 50)
+    p = torch.full((150, 4), 0.1).scatter(1, labels[:, None], 0.7)  # three certain classes, and a doubt in each image
+    gone = torch.tensor([False, False, False, True])
+    assert rare(p, torch.full((4,), 0.25), gone).tolist() == [False, False, True, False], "gone is not found again"
 
 
 def test_evenness_is_one_for_equal_shares_and_one_part_for_a_single_class() -> None:
