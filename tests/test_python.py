@@ -161,7 +161,7 @@ class TestPredict:
             cdtrans.predict(finished.run, finished.task.target, abstain=1.5)
 
     def test_as_a_table(self, finished) -> None:
-        result = cdtrans.predict(finished.run, finished.task.target, unknown=True, device="cpu", quiet=True)
+        result = cdtrans.predict(finished.run, finished.task.target, unknown=1, device="cpu", quiet=True)
         page = result._repr_html_()
         assert says(
             page, "21 of 21 labels kept", "<th>no class</th>", "The first 20 of 21", str(result.predictions[0].path)

@@ -270,10 +270,8 @@ class WholeClassifier(Classifier):
         self.absent = torch.tensor([name not in model.classes for name in self.classes], device=self.device)
 
     def device_logits(self, pixels: np.ndarray) -> "torch.Tensor":
-        from cdtrans.pairing.narrowing import NEVER
-
         ours, theirs = super().device_logits(pixels), self.source_only.device_logits(pixels)
-        whole = theirs.masked_fill(self.absent, NEVER).masked_scatter(~self.absent, ours)
+        whole = theirs.masked_fill(self.absent, float("-inf")).masked_scatter(~self.absent, ours)
         return theirs.where(self.absent[theirs.argmax(dim=1)][:, None], whole)
 
     def digest(self) -> str:
