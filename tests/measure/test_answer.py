@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 
 from cdtrans.measure.intervals import wilson
+from cdtrans.measure.labels import read_rows
 from cdtrans.measure.matching import RunTarget, read_target as target_of
 from cdtrans.measure.measured import Answered, answer
 from cdtrans.record import wording
 from cdtrans.record.layout import ANSWERS
 from cdtrans.record.outcome import Choice, Comparison, Interval, Measured, Scores, Verdict
 from cdtrans.record.record import RunRecord
+from cdtrans.record.run import lock_folder
 from cdtrans.run.ask import ask
 from cdtrans.runtime.screen import Screen
+from commands import warm
 from labelled_runs import IMAGES, fill, train_with, truth, write_outcome
 from run_folders import make_card, outcome
 from support import raises, says
@@ -329,3 +332,31 @@ def test_exports_of_other_tools(asked: Path, shape: str) -> None:
     (asked / "export").write_text(text, encoding="utf-8", newline="")
     assert answer(asked, asked / "export").labelled == 29
     assert {entry.label for entry in RunRecord(asked).answers.labels} == set(CLASSES)
+
+
+@pytest.mark.slow
+def test_two_commands_at_once_lose_no_label(asked: Path, tmp_path: Path) -> None:
+    lines = fill(questions(asked), tmp_path / "all.csv").read_text().splitlines()
+    halves = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for n, file in enumerate(halves):
+        file.write_text("\n".join([lines[0], *lines[1 + n :: 2]]) + "\n")
+    with lock_folder(asked):  # as the other process holds it
+        ended = warm().run(["answer", str(asked), str(halves[0]), "--json"], tmp_path / "logs")
+    assert (ended.code, json.loads(ended.out)["error"]["code"]) == (2, "run-locked")
+    both = [warm().start(["answer", str(asked), str(file)], tmp_path / "logs") for file in halves]
+    for file, process in zip(halves, both, strict=True):
+        if process.wait().code == 2:  # it came while the other one had the run
+            assert warm().run(["answer", str(asked), str(file)], tmp_path / "logs").code == 0
+    assert len(RunRecord(asked).answers.labels) == 30
+
+
+@pytest.mark.parametrize("name", ["nested", "zero", "blank"])
+def test_odd_files_of_labels(asked: Path, tmp_path: Path, name: str) -> None:
+    file = Path("/dev/zero") if name == "zero" else tmp_path / "labels.json"
+    if name != "zero":
+        file.write_text("[" * 100_000 if name == "nested" else "path,label\nx.png,\u2028\n")
+    if name == "blank":
+        assert [row.label for row in read_rows(file)] == ["\u2028"], "white space that may be the name of a class"
+    else:
+        with raises("labels-format"):
+            answer(asked, file)

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 from cdtrans.errors import DataError, MissingFileError, counted, nearest
 from cdtrans.record.outcome import NO_CLASS, Part, StoredLabel
 
+LARGEST_FILE = 10**8  # bytes
+BLANK = " \t\r\n"  # other white space may belong to the name of a class
 UNSURE = "unsure"
 ONE_CLASS = "one of these classes"
 CLASS_OCCURS, CLASS_ABSENT, BELONGS, GROUP = "occurs", "absent", "belongs", "group"  # parts of rows that are not labels
@@ -125,7 +127,10 @@ def read_rows(file: Path) -> list[LabelRow]:
         raise DataError(
             "labels-format", f"'{file}' is a folder, not a file of labels; for class folders use 'cdtrans eval'."
         )
-    content = file.read_bytes()
+    with file.open("rb") as lines:
+        content = lines.read(LARGEST_FILE + 1)  # a device never ends
+    if len(content) > LARGEST_FILE:
+        raise DataError("labels-format", f"'{file}' is larger than any file of labels; {HOW_TO}.")
     if b"\0" in content:
         raise DataError("labels-format", f"'{file}' is neither a CSV nor a JSON file; {HOW_TO}.")
     text = content.decode("utf-8-sig", "surrogateescape")
@@ -153,7 +158,7 @@ def _csv_rows(file: Path, text: str) -> list[LabelRow]:
             )
         columns = [names.get(name, name) for name in (*LABEL_COLUMNS, "digest")]
         return [
-            LabelRow(f"line {reader.line_num}", *((line.get(column) or "").strip() for column in columns))
+            LabelRow(f"line {reader.line_num}", *((line.get(column) or "").strip(BLANK) for column in columns))
             for line in reader
         ]
     except csv.Error as error:
@@ -165,7 +170,7 @@ def _json_rows(file: Path, text: str) -> list[LabelRow]:
     try:
         tasks = json.loads(text)
         return [row for n, task in enumerate(tasks, 1) for row in _task_rows(f"task {n}", task)]
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
         raise DataError(
             "labels-format",
             f"'{file}' is not a Label Studio export (JSON or JSON-MIN) of the tasks that 'cdtrans ask' wrote.",
@@ -189,4 +194,4 @@ def _task_rows(place: str, task: dict[str, Any]) -> list[LabelRow]:
 def _choice(value: Any) -> str:
     if isinstance(value, dict):
         value = value["choices"][0]
-    return str(value or "").strip()
+    return str(value or "").strip(BLANK)

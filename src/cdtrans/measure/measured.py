@@ -40,7 +40,7 @@ from cdtrans.record.outcome import (
 )
 from cdtrans.record.probabilities import temperature
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run import recalibrate, rewrite
+from cdtrans.record.run import lock_folder, recalibrate, rewrite
 from cdtrans.runtime.screen import Pace, Screen
 from cdtrans.schema import Help, checked
 from cdtrans.serving.classifier import Classifier, Unreadable, load
@@ -190,30 +190,33 @@ def answer(
 ) -> Answered:
     """Read a file of answers, measure the run's models with all labels so far, and store both in RUN/answers.json."""
     screen, record = screen or Screen(quiet=True), RunRecord(Path(run))
-    target = read_target(record)
-    require_untrained(target)
-    before, given, earlier = labels_so_far(target), match(Path(labels), target, screen), record.answers
-    occurs, belongs, every, groups = answers_so_far(target, given)
-    require_agreement(occurs, [entry.label for entry in every.values()], target.classes, "all answers so far")
-    announce(target, before, given.labels, screen)
-    measured = measure_answers(target, every)
-    if measured and measured.model == "adapted" and measured.images >= ENOUGH_TO_CALIBRATE:
-        logits = record.logits.adapted
-        assert logits is not None, "there is an adapted model"
-        # a model is surer of images that it was trained with, and they are not measured
-        recalibrate(record, temperature(logits[target.rows], measured.accuracy))
-        measured = replace(measured, recalibrated=True)
-    answers = Answers(
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        calibrated=(earlier is not None and earlier.calibrated) or (measured is not None and measured.recalibrated),
-        measured=measured,
-        labels=tuple(every[i] for i in sorted(every)),
-        occurs=occurs,
-        belongs=tuple(belongs[i] for i in sorted(belongs)),
-        groups=tuple(groups[i] for i in sorted(groups)),
-        curve=curve_through(target, belongs),
-    )
-    rewrite(record.folder, layout.ANSWERS, answers)
+    record.outcome  # noqa: B018 (an unfinished run is refused, and nothing is written there)
+    with lock_folder(record.folder):  # others may answer or choose at the same time
+        record = RunRecord(record.folder)
+        target = read_target(record)
+        require_untrained(target)
+        before, given, earlier = labels_so_far(target), match(Path(labels), target, screen), record.answers
+        occurs, belongs, every, groups = answers_so_far(target, given)
+        require_agreement(occurs, [entry.label for entry in every.values()], target.classes, "all answers so far")
+        announce(target, before, given.labels, screen)
+        measured = measure_answers(target, every)
+        if measured and measured.model == "adapted" and measured.images >= ENOUGH_TO_CALIBRATE:
+            logits = record.logits.adapted
+            assert logits is not None, "there is an adapted model"
+            # a model is surer of images that it was trained with, and they are not measured
+            recalibrate(record, temperature(logits[target.rows], measured.accuracy))
+            measured = replace(measured, recalibrated=True)
+        answers = Answers(
+            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            calibrated=(earlier is not None and earlier.calibrated) or (measured is not None and measured.recalibrated),
+            measured=measured,
+            labels=tuple(every[i] for i in sorted(every)),
+            occurs=occurs,
+            belongs=tuple(belongs[i] for i in sorted(belongs)),
+            groups=tuple(groups[i] for i in sorted(groups)),
+            curve=curve_through(target, belongs),
+        )
+        rewrite(record.folder, layout.ANSWERS, answers)
     command = wording.adapt_command(record.config.source, record.config.target, Path(labels))
     return Answered(len(target), sum(entry.label != UNSURE for entry in every.values()), answers, command)
 

@@ -26,7 +26,7 @@ def named_if_full(path: Path) -> Iterator[None]:
             raise
         raise DiskFull(
             "disk-full",
-            f"The disk is full: '{path}' could not be written, and nothing was replaced; free some space and run the "
+            f"The disk is full: '{path}' could not be written and is as it was; free some space and run the "
             "same command again, which resumes a run.",
         ) from error
 

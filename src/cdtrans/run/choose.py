@@ -48,11 +48,12 @@ def choose(
         from cdtrans.record.run import lock_folder, predictions_of, rewrite
         from cdtrans.reporting.page import write_report
 
-    predictions, table = predictions_of(record, model), run / PREDICTIONS.name
-    if outcome.choice.model == model and table.exists() and table.read_bytes() == predictions:
-        return Chosen(run, outcome.choice, changed=False)
-    outcome = outcome.choose(model)
     with lock_folder(run):
+        record = RunRecord(run)  # as it is now: another command may just have changed it
+        outcome, predictions, table = record.outcome, predictions_of(record, model), run / PREDICTIONS.name
+        if outcome.choice.model == model and table.exists() and table.read_bytes() == predictions:
+            return Chosen(run, outcome.choice, changed=False)
+        outcome = outcome.choose(model)
         had_report = record.has(REPORT)
         (run / REPORT.name).unlink(missing_ok=True)
         rewrite(run, PREDICTIONS, predictions)
