@@ -201,3 +201,22 @@ def test_pairs_within_a_class_are_the_most_similar_ones() -> None:
     similarity = unit_rows(domains.target.features) @ unit_rows(domains.source.features).T
     similarity[answers[:, None] != domains.source_labels[None]] = -2
     assert pairs.source.tolist() == similarity.argmax(dim=1).tolist()
+
+
+def test_thousands_of_classes_are_spread_in_parts_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    graph = Graph(torch.randint(0, 40, (30, 7)), torch.rand(30, 7))
+    q, known = torch.rand(30, 150), torch.rand(10, 150)
+    given = TargetLabels(torch.tensor([3, 8]), torch.tensor([149, 0]))
+    parts = graph.spread(q, 0.9, given, known)
+    monkeypatch.setattr("cdtrans.pairing.graphs.CACHED_CLASSES", 150)
+    assert torch.equal(parts, graph.spread(q, 0.9, given, known))
+
+
+def test_the_scale_of_thousands_of_classes_is_fitted_on_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """26 cross-entropies of all rows and classes were most of the time of a run."""
+    rows: list[int] = []
+    real = torch.nn.functional.cross_entropy
+    monkeypatch.setattr("cdtrans.pairing.graphs.F.cross_entropy", lambda x, y: (rows.append(x.numel()), real(x, y))[1])
+    fit_probe(torch.randn(3000, 8), torch.eye(3000), 0.03)
+    assert max(rows) <= 7_000_000

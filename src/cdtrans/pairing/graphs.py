@@ -37,7 +37,8 @@ PULL = 0.5  # largest pull on the shares: 0 keeps the predicted ones, 1 makes th
 ENOUGH = 8  # target images per class from which on the shares are pulled in full
 SMOOTHING = 0.1  # label smoothing in the fit of the scale
 TILE = 1 << 12  # queries in a tile of similarities, with 4 times as many keys: 256 MiB
-SCALE_ROWS = 20_000  # rows used to fit the scale of the scores
+SCALE_ROWS, SCALE_SCORES = 20_000, 7_000_000  # most rows, and scores in them, used to fit the scale of the scores
+CACHED_CLASSES = 64  # columns of a matrix of probabilities that are spread together on a CPU
 PRIOR = 8  # weight, in images, of the source's statistics in those of the target
 
 
@@ -132,15 +133,23 @@ class Graph(NamedTuple):
         return (labels[self.neighbours] == labels[:, None]).double().mean().cpu()
 
     def spread(self, q: Tensor, a: float, given: TargetLabels | None, known: Tensor | None = None) -> Tensor:
-        """P after all steps, [Nt, K], from the probe's Q."""
-        p = q
-        for _ in range(STEPS if self.neighbours.shape[1] else 0):
-            base = p if known is None else torch.cat([known, p])
-            p = (1 - a) * q
-            for index, weight in zip(self.neighbours.T, self.weight.T, strict=True):
-                p = p + a * weight[:, None] * base[index]
-            p = fixed(p, given)
-        return p
+        """P after all steps, [Nt, K], from the probe's Q. Classes do not depend on each other: a CPU takes as many at
+        once as its cache holds."""
+        settled = None if given is None else F.one_hot(given.labels, q.shape[1]).to(q)
+        parts = []
+        for columns in torch.arange(q.shape[1]).split(CACHED_CLASSES if q.device.type == "cpu" else q.shape[1]):
+            few = slice(int(columns[0]), int(columns[-1]) + 1)
+            p = start = q[:, few].contiguous()
+            of_source = None if known is None else known[:, few]
+            for _ in range(STEPS if self.neighbours.shape[1] else 0):
+                base = p if of_source is None else torch.cat([of_source, p])
+                p = (1 - a) * start
+                for index, weight in zip(self.neighbours.T, self.weight.T, strict=True):
+                    p = p + a * weight[:, None] * base[index]
+                if given is not None and settled is not None:
+                    p = p.index_copy(0, given.images, settled[:, few])
+            parts.append(p)
+        return torch.cat(parts, dim=1)
 
 
 def fixed(p: Tensor, given: TargetLabels | None) -> Tensor:
@@ -180,7 +189,8 @@ def fit_probe(x: Tensor, y: Tensor, decay: float) -> Probe:
     x = torch.cat([x, x.new_ones(n, 1)], dim=1)  # [N, D + 1]
     left = gram(x) / n + decay * d**0.5 * torch.eye(d + 1).to(x.device, torch.float64)
     solution = torch.linalg.solve(left, gram(x, y) / n).to(x)  # [D + 1, K]
-    some = torch.linspace(0, n - 1, min(n, SCALE_ROWS), device=x.device).round().long()
+    rows = min(n, SCALE_ROWS, max(1, SCALE_SCORES // y.shape[1]))
+    some = torch.linspace(0, n - 1, rows, device=x.device).round().long()
     scores, smooth = x[some] @ solution, y[some] * (1 - SMOOTHING) + SMOOTHING / y.shape[1]
     scales = torch.logspace(0, 2.5, 26).tolist()
     losses = torch.stack([F.cross_entropy(scale * scores, smooth) for scale in scales])
