@@ -178,6 +178,7 @@ def test_every_claim_says_its_premise(known: ClassSet, premise: str) -> None:
     assert premise in wording.accuracy(given, None, RUN).basis
     assert premise in wording.done(given, RUN, with_estimate=True)
     assert premise in wording.estimate(given)
+    assert ("'cdtrans ask' finds out" in wording.estimate(given)) is (known.by == "assumed" and known.others is None)
 
 
 @pytest.mark.parametrize(

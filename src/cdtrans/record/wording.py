@@ -260,9 +260,11 @@ def estimate(outcome: Outcome, model: str = "chosen") -> str:
     if found is None:
         labels = counted(outcome.labels, "label") if outcome.labels else "those that 'cdtrans ask' chooses"
         return f"The accuracy on the target is unknown without labels: about {labels} would show it."
+    unasked = outcome.class_set.by == "assumed" and outcome.class_set.others is None
+    to_check = " 'cdtrans ask' finds out in one minute whether these classes are right." if unasked else ""
     return (
         f"Estimated accuracy on the target, without labels: {found.low:.0%} to {found.high:.0%}, {premise(outcome)}. "
-        "In one of ten runs the true accuracy is outside this range."
+        f"In one of ten runs the true accuracy is outside this range.{to_check}"
     )
 
 
