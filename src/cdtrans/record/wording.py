@@ -375,7 +375,7 @@ def adapt_command(source: str, target: str, answers: Path) -> str:
 
 
 def answers_show(answers: Answers, outcome: Outcome) -> list[str]:
-    """What answers about the target's classes show; whatever contradicts the run comes first."""
+    """The result of answers about the target's classes; whatever contradicts the run comes first."""
     by_run, sentences = outcome.class_set, []
     missed = [name for name in answers.absent if name not in by_run.absent]
     wronged = [name for name in by_run.absent if answers.occurs.get(name)]
