@@ -165,6 +165,6 @@ def test_what_takes_long_without_a_word_is_named(
         time.sleep(0.8)
     said = capsys.readouterr().out.splitlines()
     assert 1 <= len(said) <= 8
-    assert set(said) <= {"report: 0:00 so far", "report: 0:01 so far"}
+    assert set(said) <= {"report, 0:00 so far", "report, 0:01 so far"}
     time.sleep(0.5)
     assert not capsys.readouterr().out

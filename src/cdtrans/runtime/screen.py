@@ -87,7 +87,7 @@ class Screen:
         def watch() -> None:
             while not ended.wait(WATCH_SECONDS):
                 if time.monotonic() - self.spoke >= SILENCE_SECONDS - WATCH_SECONDS:
-                    self.say(f"{self.work}: {clock(time.monotonic() - self.began)} so far")
+                    self.say(f"{self.work}, {clock(time.monotonic() - self.began)} so far")
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
@@ -155,6 +155,8 @@ class TrackedTask:
     def advance(self, done: int, note: str = "") -> None:
         self.done += done
         self.pace.advance(done)
+        of_total = "" if self.total is None else f"/{self.total}"
+        self.screen.work = f"{self.description}: {self.done}{of_total}"
         now = time.monotonic()
         left = "" if self.total is None else self.pace.time_left(self.total - self.done)
         note = "  ".join(part for part in (left, note) if part)
@@ -162,8 +164,7 @@ class TrackedTask:
             self.next = now + BAR_SECONDS
             self.bars.update(self.bar, note=escape(note), **self.place())
         elif self.bars is None and not self.screen.quiet and now - self.screen.spoke >= SILENCE_SECONDS:
-            of_total = "" if self.total is None else f"/{self.total}"
-            self.screen.say(f"{self.description}: {self.done}{of_total}  {note}".rstrip())
+            self.screen.say(f"{self.screen.work}  {note}".rstrip())
 
 
 def clock(seconds: float) -> str:
