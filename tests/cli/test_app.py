@@ -22,9 +22,9 @@ from rich.console import Console
 
 import cdtrans.runtime.screen
 from cdtrans.cli import app
-from cdtrans.cli.options import COMMON as COMMON_SETTINGS, NOT_FLAGS
+from cdtrans.cli.options import COMMON as COMMON_SETTINGS, NOT_FLAGS, help_line
 from cdtrans.cli.tables import class_table, confusion_table
-from cdtrans.config import SETTINGS, TABLE_DEFAULTS
+from cdtrans.config import SETTINGS, TABLE_DEFAULTS, compose
 from cdtrans.errors import DataError, Interrupted, printable
 from cdtrans.inputs.pixels import open_pixels
 from cdtrans.measure.measured import score_predictions
@@ -128,6 +128,11 @@ def command_of(name: str) -> Any:
 
 def dashed(names: Iterable[str]) -> set[str]:
     return {f"--{name.replace('_', '-')}" for name in names}
+
+
+def test_every_setting_has_a_help_line_that_a_person_can_read() -> None:
+    lines = [help_line(name, {}, compose({})) for name in SETTINGS]
+    assert not [line for line in lines if "MISSING" in line or "{}" in line]
 
 
 class TestHelp:
@@ -386,6 +391,14 @@ class TestEval:
             with console.capture() as shown:
                 console.print(table(of_model(scores, names)))
             assert "…" not in shown.get(), table.__name__
+
+    def test_classes_without_an_image_are_counted(self) -> None:
+        names = tuple(f"name-{k}" for k in range(31))
+        console = Console(width=80)
+        with console.capture() as shown:
+            console.print(class_table(of_model(score_predictions(np.arange(5), np.arange(5), 31), names)))
+        assert says(shown.get(), "name-4", "26 classes have no image here")
+        assert "name-5" not in shown.get()
 
     @pytest.mark.parametrize("names", [("a\nerror: fake", "b\x1b[2J"), ("[/blue]", ":smile:"), ("caf\udce9", "[b]x")])
     def test_a_class_is_one_line_and_no_markup_whatever_it_is_called(self, run: Run, answering, names) -> None:

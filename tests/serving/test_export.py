@@ -43,7 +43,7 @@ from cdtrans.serving import classifier as classifier_module, export as module, p
 from cdtrans.serving.hub import upload
 from cdtrans.serving.portable import crop_share
 from run_folders import change
-from support import error_says, raises
+from support import error_says, raises, says
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 
@@ -193,8 +193,10 @@ def test_a_file_that_differs_is_not_handed_over(
 
 
 def test_the_promised_json_without_onnx(finished, tmp_path: Path, no_graph: None) -> None:
-    with raises("package-missing"):
+    with raises("package-missing") as error:
         cdtrans.export(finished.run, tmp_path / "model.onnx")
+    assert says(str(error.value), "pip install onnx", "hub folder")
+    assert "cdtrans[" not in str(error.value), "which is on no index"
     file = tmp_path / "new folder" / "model.safetensors"
     values = cdtrans.export(finished.run, file).summary()
     assert values.keys() == {"file", "format", "model", "classes", "bytes", "checked", "difference"}

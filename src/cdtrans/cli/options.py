@@ -4,7 +4,7 @@ import inspect
 import json as json_format
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType
@@ -189,13 +189,14 @@ def help_line(name: str, changed: Mapping[str, Any], composed: Config) -> str:
     """A setting's help text with its choices and its default; where the recipes differ, both defaults. A `changed`
     value is the default of both."""
     spec = SETTINGS[name]
-    value = changed.get(name, spec.default)
-    best = value if name in changed else getattr(composed, name, spec.default)  # options of CDTrans have one default
+    first = spec.default if spec.default_factory is MISSING else spec.default_factory()
+    value = changed.get(name, first)
+    best = value if name in changed else getattr(composed, name, first)  # options of CDTrans have one default
     default = str(value).lower() if isinstance(value, bool) else str(value)
     default = next((short for short, full in SHORT_NAMES.items() if full == default), default)
     if best != value:
         default = str(best) if name == "recipe" else f"{best}; authors: {default}"
-    notes = [", ".join(choices(name)), "" if value in (None, "auto") else f"default: {default}"]
+    notes = [", ".join(choices(name)), "" if value in (None, "auto", {}) else f"default: {default}"]
     note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
     text: str = spec.metadata["help"]
     return text + note

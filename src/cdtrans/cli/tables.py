@@ -70,13 +70,16 @@ def score_table(result: Any, model: str) -> Table:
 def class_table(result: Any) -> Table:
     """Per class: images, share right, and the most frequent wrong prediction."""
     scores = result.scores
-    table = Table(whole("class"), "images", "right (95% interval)", whole("most often mistaken for"))
+    absent = counted(sum(not total for total in scores.images), "class has no image", "classes have no image")
+    note = None if all(scores.images) else f"{absent} here"
+    table = Table(whole("class"), "images", "right (95% interval)", whole("most often mistaken for"), caption=note)
     for k, (name, right, total) in enumerate(zip(result.classes, scores.right, scores.images, strict=True)):
+        if not total:
+            continue
         wrong = [0 if j == k else count for j, count in enumerate(scores.confusion[k])]
         most = max(wrong)
         taken_for = f"{result.classes[wrong.index(most)]} ({most})" if most else ""
-        share = wilson(right, total).around(right / total) if total else "-"
-        table.add_row(cell(name), str(total), share, cell(taken_for))
+        table.add_row(cell(name), str(total), wilson(right, total).around(right / total), cell(taken_for))
     return table
 
 

@@ -402,7 +402,7 @@ def find_model(place: str | Path, run_options: dict[str, bool]) -> RunRecord | P
     if not path.is_file():
         raise MissingFileError("no-exported-file", f"'{path}' does not exist; 'cdtrans export RUN' writes such files.")
     if path.suffix.lower() == ".onnx" and find_spec("onnxruntime") is None:
-        raise SettingsError("package-missing", f"'{path}' needs onnxruntime: 'pip install cdtrans[onnx]'.")
+        raise SettingsError("package-missing", f"'{path}' needs onnxruntime: 'pip install onnxruntime'.")
     return path
 
 

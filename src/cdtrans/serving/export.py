@@ -78,7 +78,7 @@ def export_file(run: RunRecord, file: Path, *, model: WhichModel, screen: Screen
     if kind is None:
         raise SettingsError("export-suffix", f"'{file}' should end in .onnx, or in .safetensors for timm.")
     if kind == "onnx" and (missing := missing_packages()):
-        raise SettingsError("package-missing", f"{missing}, or export .safetensors.")
+        raise SettingsError("package-missing", f"{missing}, or export a hub folder (--to hub-folder).")
     require_output(file, "export", "--out", Path(run.card(layout.SOURCE).weights))
     with importing():
         from cdtrans.serving.portable import onnx_file, open_onnx, read_timm, timm_file
@@ -157,7 +157,7 @@ def require_hub_folder(folder: Path, run: RunRecord) -> None:
 def missing_packages() -> str:
     """The packages that ONNX needs and that are missing, or empty."""
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
-    return f"ONNX needs {' and '.join(missing)}: 'pip install cdtrans[onnx]'" if missing else ""
+    return f"ONNX needs {' and '.join(missing)}: 'pip install {' '.join(missing)}'" if missing else ""
 
 
 def why_not_onnx(classifier: Classifier) -> str:
