@@ -252,7 +252,7 @@ class TestClassesAndBelonging:
         config = doubtful / "config.yaml"
         config.write_text(config.read_text() + f"source: {doubtful / 'source'}\n")
         features = np.zeros((5, 8))
-        features[:4, 0] = 0.0, 0.9, 9.0, 1.0  # of the red images 0, 1, 2 and 3: their mean is 2.7
+        features[:4, 0] = 0.0, 0.9, 9.0, 1.0  # red images 0, 1, 2 and 3: their mean is 2.7
         labels = np.array([CLASSES.index(name) for name, _ in source])
         change_views(
             doubtful,

@@ -159,7 +159,7 @@ def test_without_scripts_it_says_what_to_do(browser: Any, run: Path) -> None:
 
 
 class TestThreeSteps:
-    """Which classes occur, what shows one of them, labels."""
+    """The three steps: classes that occur, images of one of them, labels."""
 
     @pytest.fixture
     def page(self, context: Any, doubtful: Path) -> Iterator[Any]:

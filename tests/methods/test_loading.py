@@ -13,7 +13,7 @@ from cdtrans.methods import METHODS, method_class, require_method
 from cdtrans.methods.base import Method
 from cdtrans.network.network import Head, Network, feature_dim
 from cdtrans.record.record import RunRecord
-from cdtrans.run.pipeline import require_inputs
+from cdtrans.run.pipeline import require_source
 from cdtrans.studies.recipes import OWN_START
 from commands import warm
 from support import raises, says
@@ -54,9 +54,9 @@ def test_a_wrong_name(name: str, code: str) -> None:
 
 def test_only_some_methods_work_without_source_images() -> None:
     config = make_config({"method": "dann"})
-    require_inputs(method_class("shot"), config)
+    require_source(method_class("shot"), config)
     with raises("no-source"):
-        require_inputs(method_class("dann"), config)
+        require_source(method_class("dann"), config)
 
 
 @pytest.mark.parametrize(

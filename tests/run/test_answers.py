@@ -1,4 +1,4 @@
-"""What the user says of the target (--answers): where it comes in, what it changes, what can be measured afterwards."""
+"""The user's word about the target (--answers): its way in, its effect, and measuring afterwards."""
 
 import csv
 import json

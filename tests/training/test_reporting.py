@@ -37,7 +37,7 @@ class Heard(Screen):
         self.lines.append(text)
 
     @contextmanager
-    def track(self, description: str, total: int, done: int = 0, *, pace: Pace) -> Iterator["Heard"]:
+    def track(self, description: str, total: int, done: int = 0, *, pace: Pace, stage: str) -> Iterator["Heard"]:
         self.tracked.append((description, total, done))
         self.pace = pace
         yield self

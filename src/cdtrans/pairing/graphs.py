@@ -7,7 +7,8 @@
              opinion: across a wide gap a probe prefers a few classes, and without a gap its shares are right
     rounds   the most certain part of each class teaches the next round's probe, half of it first and all of it last
 
-Labels that a person gave for target images are fixed in the graphs, as the source's are, and teach every probe.
+Labels that a person gave for target images are fixed in the graphs, as the source's are, and teach every probe but
+the first.
 
 Two views of the features are averaged: the last blocks as they are, and all tapped ones whitened per domain. Every
 constant was chosen on Office-31 and PACS with DeiT-tiny (docs/results/recipe.md). Nothing here is random, and nothing
@@ -215,11 +216,11 @@ class Start:
     @classmethod
     def of(cls, domains: Domains, *, classes: int, leading: int) -> "Start":
         """From both domains' features, whose first `leading` numbers are the first view."""
-        views, given = make_views(domains, leading), domains.given
+        views = make_views(domains, leading)
         known = known_labels(domains, classes).to(views[0].source)
-        p = fixed(known.new_zeros(len(domains.target.features), classes), given)
-        chosen = torch.zeros(0, dtype=torch.long, device=known.device) if given is None else given.images
-        return cls(views, known, [view.fit(known, p.argmax(dim=1), chosen, LOOSE) for view in views])
+        none = torch.zeros(0, dtype=torch.long, device=known.device)
+        labels = none.new_zeros(len(domains.target.features))  # no image teaches yet
+        return cls(views, known, [view.fit(known, labels, none, LOOSE) for view in views])
 
     @property
     def probe(self) -> Tensor:

@@ -158,7 +158,7 @@ EVIDENCE = File("evidence.npz", SavedEvidence, AGAIN)
 LOG = File("log.jsonl", Line)  # events; without timestamps, so that equal runs have equal logs
 TIMINGS = File("timings.jsonl", Line)  # how long every stage took, and when it ended
 STATE = File("state/state.pt", dict, AGAIN)  # to resume from; a finished run has none
-FEATURES = File("state/features.pt", dict, AGAIN)  # of a backbone that stage 1 does not train
+FROZEN_FEATURES = File("state/features.pt", dict, AGAIN)  # features of a backbone that stage 1 does not train
 ROUND = File("pairs/round-{:02}.npz", PairsRecord)
 PREDICTED = File("predictions/epoch-{:03}.npz", EpochPredictions)  # epoch 0: the source-only model
 # When it ends; result.json is the last, except for the report

@@ -1,4 +1,4 @@
-"""What the user says of the target: --target-classes, --other-classes, and a file of answers (--answers): which classes
+"""The user's word about the target: --target-classes, --other-classes, and a file of answers (--answers): which classes
 occur, which images belong to none, and labels to train with. Target labels enter a run here and nowhere else. `ask`
 draws a random part to measure with: it is left out, so that `answer` can measure the new model with it."""
 
@@ -69,7 +69,7 @@ def told_classes(config: Config, classes: tuple[str, ...]) -> list[str] | None:
 
 @dataclass(frozen=True)
 class Given:
-    """What the user has said of the target; nothing by default."""
+    """The user's word about the target; nothing by default."""
 
     labels: dict[int, int] = field(default_factory=dict)  # index in the target -> index of the class, in order
     measuring: int = 0  # labels of the random part, which are left to measure with

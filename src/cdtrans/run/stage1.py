@@ -30,7 +30,7 @@ from cdtrans.errors import (
     first_of,
 )
 from cdtrans.record.files import atomic, intact
-from cdtrans.record.layout import AGAIN, EVIDENCE, FEATURES, SOURCE, DomainRecord
+from cdtrans.record.layout import AGAIN, EVIDENCE, FROZEN_FEATURES, SOURCE, DomainRecord
 from cdtrans.record.model import FROM_SCRATCH, Card, save_model
 from cdtrans.record.record import RunRecord
 
@@ -198,7 +198,7 @@ def kept_features(run: "RunWriter", device: "torch.device") -> "Iterator[dict[st
 
     from cdtrans.runtime.ranks import world
 
-    file = run.folder / FEATURES.name
+    file = run.folder / FROZEN_FEATURES.name
     features: dict[str, Tensor] = {}
     if file.exists() and world() == 1:
         with suppress(Exception):  # a damaged file is replaced

@@ -79,7 +79,7 @@ class Adaptation(NamedTuple):
     chosen_epoch: int
     last: dict[str, Tensor]  # the last epoch's weights; empty if training broke off
     evidence: Evidence  # the guard's, from fixed features of both domains
-    numbering: Numbering  # of the classes and source images that stage 2 knows
+    numbering: Numbering  # numbers of the classes and source images that stage 2 knows
     measures: list[Measure]  # evidence for or against the adapted model
     setback: Setback | None = None  # after the chosen epoch
 
