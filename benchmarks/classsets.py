@@ -33,7 +33,6 @@ from tasks import Features, both_domains, class_count, encoded_domains, feature_
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.measure.curve import fit_curve
 from cdtrans.methods.instant import probe_on_both
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing import occurring
@@ -43,6 +42,7 @@ from cdtrans.pairing.neighbours import unit_rows
 from cdtrans.pairing.occurring import absent_classes, candidates, no_class_score
 from cdtrans.pairing.pairs import Domains, TargetLabels
 from cdtrans.record.outcome import STRANGE
+from cdtrans.record.probabilities import fit_curve
 from cdtrans.trust import estimate, guard
 from cdtrans.trust.support import Evidence, impression
 

@@ -90,9 +90,12 @@ class TestPairs:
         source, target = run_images(record)
         model, card = load_model(full / "adapted")
         for p in made.pairs[:3]:
-            t = target[target.paths.index(p.target_path)]
+            (s,) = source.fetch([source.paths.index(p.source_path)])
+            (t,) = target.fetch([target.paths.index(p.target_path)])
+            assert s is not None
+            assert t is not None
             inputs = []
-            for pixels in (source[source.paths.index(p.source_path)], t):
+            for pixels in (s, t):
                 scaled = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None] / 255
                 mean, std = (torch.tensor(x).view(1, 3, 1, 1) for x in (card.mean, card.std))
                 inputs.append((scaled - mean) / std)

@@ -15,10 +15,10 @@ from cdtrans.config import Config
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.scan import UnlabelledDomain
-from cdtrans.measure.curve import fit_curve
 from cdtrans.measure.matching import read_target
 from cdtrans.measure.measured import evaluate
 from cdtrans.methods import method_class
+from cdtrans.record.probabilities import fit_curve
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.run.answers import Given

@@ -13,7 +13,6 @@ from cdtrans.config import DeviceName, LargestBad, Root, RunFolder, WhichModel
 from cdtrans.errors import CdtransError, DataError, counted, named
 from cdtrans.inputs.images import judge_unreadable
 from cdtrans.inputs.scan import LabelledDomain
-from cdtrans.measure.curve import fit_curve
 from cdtrans.measure.intervals import accuracy_interval, class_mean_interval, labels_to_decide, sign_test, wilson
 from cdtrans.measure.labels import UNSURE, LabelsByImage, require_agreement, settled_part
 from cdtrans.measure.matching import (
@@ -38,7 +37,7 @@ from cdtrans.record.outcome import (
     Part,
     Scores,
 )
-from cdtrans.record.probabilities import temperature
+from cdtrans.record.probabilities import fit_curve, temperature
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import lock_folder, recalibrate, rewrite
 from cdtrans.runtime.screen import Pace, Screen

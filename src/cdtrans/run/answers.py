@@ -13,7 +13,6 @@ from cdtrans.config import Config, Resolved
 from cdtrans.errors import CdtransError, DataError, counted, named, nearest
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.scan import UnlabelledDomain
-from cdtrans.measure.curve import fit_curve
 from cdtrans.measure.labels import (
     BELONGS,
     CLASS_ABSENT,
@@ -29,6 +28,7 @@ from cdtrans.measure.matching import TargetImages, match
 from cdtrans.record.files import csv_lines
 from cdtrans.record.layout import GIVEN
 from cdtrans.record.outcome import NO_CLASS, NoClassCurve
+from cdtrans.record.probabilities import fit_curve
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 

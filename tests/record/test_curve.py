@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cdtrans.measure.curve import fit_curve, logistic
+from cdtrans.record.probabilities import fit_curve, logistic
 
 
 def scored(share: float, apart: float, images: int = 4000) -> tuple[np.ndarray, np.ndarray]:
