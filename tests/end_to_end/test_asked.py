@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cdtrans.measure.matching import read_target
+from cdtrans.record.outcome import NO_CLASS
 from cdtrans.record.record import RunRecord
 from commands import Ended, warm
 from labelled_runs import truth
@@ -105,6 +107,16 @@ def test_a_run_uses_all_answers(adapted: Path) -> None:
     assert record.card("adapted").classes == ("blue", "green")
     with open(adapted / "predictions.csv", newline="") as lines:
         assert "red" not in {row["label"] for row in csv.DictReader(lines)}
+
+
+def test_its_labels_are_measured_as_its_table_has_them(adapted: Path) -> None:
+    record = RunRecord(adapted)
+    with open(adapted / "predictions.csv", newline="") as lines:
+        labels = {row["path"]: row["label"] for row in csv.DictReader(lines)}
+    target, model = read_target(record), record.outcome.choice.model
+    named = [*record.classes, NO_CLASS]  # -1 is the last
+    assert [labels[path] for path in target.paths] == [named[k] for k in target.predicted[model]]
+    assert 0 < target.rejected.sum() < len(target)
 
 
 def test_killed_and_resumed_it_is_the_same_and_finds_the_same_answers(task: Path, adapted: Path) -> None:

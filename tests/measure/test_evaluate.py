@@ -241,6 +241,8 @@ def test_scores_by_hand() -> None:
     with_none = score_predictions(np.array([0, 0, 0, 0, 2, -1]), np.array([0, 0, 1, 2, 2, 2]), 3)
     assert (with_none.accuracy, with_none.confusion) == (3 / 6, scores.confusion), "no class is wrong"
     assert score_predictions(np.array([-1]), np.array([0]), 3).accuracy == 0
+    rejected = score_predictions(np.array([-1, -1, 0, 1]), np.array([-1, 0, -1, 1]), 3)
+    assert (rejected.accuracy, rejected.images, rejected.right) == (0.5, (1, 1, 0), (0, 1, 0))
 
 
 def test_calibration_by_hand() -> None:

@@ -52,7 +52,10 @@ class RunTarget(TargetImages):
 
     record: RunRecord
     rows: np.ndarray  # [N] the images' indices in the run's whole target
-    predicted: dict[ModelName, np.ndarray]  # [N] classes by the source-only and the adapted model, if there is one
+    predicted: dict[
+        ModelName, np.ndarray
+    ]  # [N] by the source-only and the adapted model, if there is one; -1: rejected
+    rejected: np.ndarray  # [N] bool, images that the run's answers have taken for ones of no class
     confidence: np.ndarray  # [N] of the chosen model
     no_class: np.ndarray  # [N] the higher, the less an image is like any class
 
@@ -62,9 +65,11 @@ def read_target(record: RunRecord) -> RunTarget:
     paths, digests = record.images.paths["target"], record.images.digests["target"]
     trained = {entry.digest: entry.label for entry in record.trained_labels}
     rows = np.array([i for i, digest in enumerate(digests) if digest not in trained], dtype=np.int64)
-    predicted: dict[ModelName, np.ndarray] = {"source": views.target_before[rows].astype(np.int64)}
+    curve, no_class = outcome.class_set.curve, views.no_class[rows]
+    rejected = np.zeros(len(rows), dtype=bool) if curve is None else no_class > curve.cut
+    predicted: dict[ModelName, np.ndarray] = {"source": np.where(rejected, -1, views.target_before[rows])}
     if outcome.adapted_epoch:
-        predicted["adapted"] = views.target_after[rows].astype(np.int64)
+        predicted["adapted"] = np.where(rejected, -1, views.target_after[rows])
     confidence = views.confidence_before if outcome.choice.model == "source" else views.confidence_after
     return RunTarget(
         root=record.root("target"),
@@ -76,8 +81,9 @@ def read_target(record: RunRecord) -> RunTarget:
         record=record,
         rows=rows,
         predicted=predicted,
+        rejected=rejected,
         confidence=confidence[rows].astype(np.float64),
-        no_class=views.no_class[rows],
+        no_class=no_class,
     )
 
 

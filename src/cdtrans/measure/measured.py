@@ -295,7 +295,8 @@ def measure(target: RunTarget, places: np.ndarray, true: np.ndarray, *, random: 
 
     models = {str(name): scores(predicted[places]) for name, predicted in target.predicted.items()}
     complete = record.epochs == tuple(range(len(record.epochs))) and outcome.adapted_epoch < len(record.epochs)
-    every = [record.predictions(epoch).predicted[target.rows][places] for epoch in record.epochs] if complete else []
+    by_epoch = [record.predictions(epoch).predicted[target.rows] for epoch in record.epochs] if complete else []
+    every = [np.where(target.rejected, -1, predicted)[places] for predicted in by_epoch]
     return Measured(
         model=outcome.choice.model,
         classes=target.classes,
@@ -303,7 +304,7 @@ def measure(target: RunTarget, places: np.ndarray, true: np.ndarray, *, random: 
         target=len(target),
         whole_target=whole,
         models=models,
-        epochs=tuple(replace(scores(predicted.astype(np.int64)), confusion=()) for predicted in every),
+        epochs=tuple(replace(scores(predicted), confusion=()) for predicted in every),
         adapted_epoch=outcome.adapted_epoch,
         comparison=compare_models(target, places, true, whole=whole, random=random) if "adapted" in models else None,
         random=random,
@@ -319,12 +320,13 @@ def of_absent(target: RunTarget, true: np.ndarray) -> int:
 
 
 def score_predictions(true: np.ndarray, predicted: np.ndarray, classes: int) -> Scores:
-    """[n] true and [n] predicted classes -> scores. Images of no class, -1, count as wrong."""
+    """[n] true and [n] predicted classes -> scores; -1 is no class, which only a run with answers about it predicts."""
     known = true >= 0
-    counts = np.bincount(true[known] * classes + predicted[known], minlength=classes * classes)
-    confusion = counts.reshape(classes, classes)
-    right, images = np.diag(confusion), confusion.sum(axis=1)
-    accuracy, interval = float(right.sum() / len(true)), wilson(int(right.sum()), len(true))
+    kept = known & (predicted >= 0)
+    confusion = np.bincount(true[kept] * classes + predicted[kept], minlength=classes**2).reshape(classes, classes)
+    right, images = np.diag(confusion), np.bincount(true[known], minlength=classes)
+    correct = int((true == predicted).sum())
+    accuracy, interval = correct / len(true), wilson(correct, len(true))
     class_mean, class_interval = accuracy, interval
     if images.any():
         class_mean = float((right[images > 0] / images[images > 0]).mean())
