@@ -122,6 +122,11 @@ def test_labels_that_were_not_read_are_not_overwritten(run: Path) -> None:
     file.write_text("path,label,part\nstrange.png,red,random\n")
     with raises("labels-lost"):
         ask(run, budget=10)
+    file.write_text(f"path,label,part\n{read_target(run).paths[0]},heaps of sand,group\n")
+    with raises("labels-lost"):
+        ask(run, budget=10)
+    cdtrans.answer(run, file)
+    ask(run, budget=10)
 
 
 def test_labels_that_the_run_was_trained_with_are_not_lost(run: Path) -> None:

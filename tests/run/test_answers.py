@@ -21,7 +21,7 @@ from cdtrans.methods import method_class
 from cdtrans.record.probabilities import fit_curve
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
-from cdtrans.run.answers import Given
+from cdtrans.run.answers import Given, told_classes
 from cdtrans.runtime.screen import Screen
 from commands import warm
 from labelled_runs import truth
@@ -185,8 +185,10 @@ class TestFile:
         assert (other.labels, other.none) == ({}, given.none)
         assert "cannot train with labels" in capsys.readouterr().err
         assert len({given.digest(), told.digest(), other.digest(), Given().digest()}) == 3, "told is a setting"
-        file = write(tmp_path / "l.csv", "a.png,one of these classes,belongs", header="path,label,part")
-        assert (self.read(file, target).others, self.read(file, target).occurring) == (False, None)
+        belongs = [f"{name}.png,one of these classes,belongs" for name in "abc"]
+        for lines, others in ((belongs[:1], None), (belongs, False)):  # one image says nothing of the others
+            given = self.read(write(file, *lines, header="path,label,part"), target)
+            assert (given.others, given.occurring) == (others, None)
 
     def test_the_curve_is_fitted_to_the_scores_of_the_answered_images(self) -> None:
         scores = np.linspace(-1.7, 1.7, 9)
@@ -215,6 +217,23 @@ class TestFile:
         file = write(tmp_path / "l.csv", *lines, header="path,label,part")
         with raises(code):
             Given.require(Config(answers=str(file), **settings), CLASSES)
+
+    def test_told_classes(self, tmp_path: Path) -> None:
+        many = tuple(f"class number {k}" for k in range(40))  # as one text too long for the name of a file
+        odd = ("caf\udce9", "x,y", "z")  # a folder may be named in other bytes than UTF-8
+        file = tmp_path / "names.txt"
+        file.write_bytes(b"caf\xe9\r\nx,y\n\n")
+        for told, classes, found in (
+            (",".join(many[:39]), many, many[:39]),
+            (str(file), odd, odd[:2]),
+            (["z", "x,y"], odd, odd[1:]),
+            ("all", odd, odd),
+            ("z, all", ("all", "z"), ("all", "z")),
+        ):
+            assert told_classes(Config(target_classes=told), classes) == list(found)
+        for told, code in (("z", "too-few-classes"), ("z,y", "class-unknown"), ([], "too-few-classes")):
+            with raises(code):
+                told_classes(Config(target_classes=told), odd)
 
     def test_the_random_part_is_left_to_measure_with(self, tmp_path: Path, target: Any, capsys: Any) -> None:
         lines = ("a.png,red,random", "b.png,green,informative", "c.png,blue,")

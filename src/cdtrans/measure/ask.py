@@ -19,6 +19,7 @@ from cdtrans.measure.intervals import strata, strata_for, wilson
 from cdtrans.measure.labels import (
     BELONGS,
     CLASS_OCCURS,
+    GROUP,
     LABEL_COLUMNS,
     ONE_CLASS,
     UNSURE,
@@ -150,7 +151,7 @@ def refuse_to_lose(file: Path, target: RunTarget, known: FileAnswers) -> None:
             continue
         index, trained_as = find(row, file, target)
         if index is not None:
-            entry = (known.belongs if row.part == BELONGS else known.labels).get(index)
+            entry = {BELONGS: known.belongs, GROUP: known.groups}.get(row.part, known.labels).get(index)
             lost += entry is None or row.label != entry.label
         elif row.part != BELONGS or trained_as is None:  # a label that the run was trained with says more
             lost += row.label != trained_as

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Literal, NamedTuple
 
 from cdtrans.errors import counted, ended, first_of, named
-from cdtrans.record.outcome import Answers, Choice, Crowd, Interval, Measure, Measured, ModelName, Outcome
+from cdtrans.record.outcome import NO_CLASS, Answers, Choice, Crowd, Interval, Measure, Measured, ModelName, Outcome
 from cdtrans.record.probabilities import SHARES, Kept
 
 MODEL_NAMES: dict[str, str] = {"source": "source-only", "adapted": "adapted", "last": "last"}
@@ -117,7 +117,7 @@ def premise(outcome: Outcome) -> str:
         "assumed": f"your {number}classes",
         "noticed": f"the {number}classes that seem to occur ({len(known.absent)} seem absent: "
         f"{first_of(known.absent)})",
-        "asked": f"the {number}classes that you confirmed",
+        "asked": f"the {number}classes that your answers leave",
         "told": f"the {number}classes that you named",
     }[known.by]
     all_occur = " and all of them occur" if known.by == "assumed" else ""
@@ -393,7 +393,7 @@ def answers_show(answers: Answers, outcome: Outcome) -> list[str]:
         every = "" if by_run.curve else ", and this run gives every image a class"
         sentences.append(f"{images}{every} ({cut}).")
     elif answers.belongs:
-        sentences.append(f"None of the {len(answers.belongs)} images is of none of the classes: there is no cut.")
+        sentences.append(f"No image was marked '{NO_CLASS}', so there is no cut.")
     return sentences
 
 

@@ -3,6 +3,7 @@ occur, which images belong to none, and labels to train with. Target labels ente
 draws a random part to measure with: it is left out, so that `answer` can measure the new model with it."""
 
 import hashlib
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 
 EVERY_CLASS = "all"
+ENOUGH_ANSWERS = 12  # images of page 2: if all of so many show a class, the others are taken to
 
 
 def told_classes(config: Config, classes: tuple[str, ...]) -> list[str] | None:
@@ -51,8 +53,10 @@ def told_classes(config: Config, classes: tuple[str, ...]) -> list[str] | None:
     if isinstance(told, str):
         if told == EVERY_CLASS and EVERY_CLASS not in classes:
             return list(classes)
-        is_file = Path(told).is_file()
-        told = Path(told).read_text(encoding="utf-8-sig").splitlines() if is_file else told.split(",")
+        if os.path.isfile(told):  # False for a list that is too long to be a path
+            told = Path(told).read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
+        else:
+            told = told.split(",")
     names = {name.strip() for name in told} - {""}
     if unknown := sorted(names - set(classes)):
         raise DataError(
@@ -117,7 +121,9 @@ class Given:
             given.announce(config.answers, len(target), screen)
         asked = [name for name in classes if given.occurs.get(name, True)] if given.occurs else None
         source: Literal["asked", "told"] | None = "told" if told else "asked" if asked else None
-        others = any(given.none.values()) if given.none and config.other_classes is None else config.other_classes
+        others, none = config.other_classes, given.none.values()
+        if others is None and (any(none) or len(none) >= min(ENOUGH_ANSWERS, len(target))):
+            others = any(none)
         occurring = tuple(told or asked or ()) or None
         return replace(given, occurring=occurring, class_source=source, others=others)
 

@@ -294,8 +294,8 @@ class PredictionJob:
         skipped: list[tuple[Path | None, str]] | None = None,
     ) -> Iterator[Prediction]:
         """The predictions one by one. Labels of images of no class are replaced, those below the threshold are emptied,
-        and `counts` is updated. Unreadable files
-        are listed in `skipped`; the first are named on the screen, or all without a list."""
+        and `counts` is updated. Unreadable files are listed in `skipped`; the first are named on the screen, or all
+        without a list."""
         for result in results:
             task.advance(1)
             if isinstance(result, Prediction):
