@@ -117,6 +117,8 @@ def test_its_labels_are_measured_as_its_table_has_them(adapted: Path) -> None:
     named = [*record.classes, NO_CLASS]  # -1 is the last
     assert [labels[path] for path in target.paths] == [named[k] for k in target.predicted[model]]
     assert 0 < target.rejected.sum() < len(target)
+    kept = record.confidences()[record.views.no_class <= record.outcome.class_set.curve.cut]
+    assert record.accuracy_by_share()[0].accuracy == pytest.approx(kept.mean())
 
 
 def test_killed_and_resumed_it_is_the_same_and_finds_the_same_answers(task: Path, adapted: Path) -> None:

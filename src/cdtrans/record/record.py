@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -242,11 +242,10 @@ class RunRecord:
         return np.asarray(probabilities(self.calibrated_logits(model)).max(axis=1))
 
     def accuracy_by_share(self) -> tuple[Kept, ...]:
-        """Expected accuracies of the chosen model's most confident labels. Images of no class count as wrong, as they
-        do in a calibration with labels."""
-        strangers = 0.0 if self.calibrated_with() == "labels" else self.outcome.class_set.strangers or 0.0
-        kept = accuracy_by_share(self.confidences())
-        return tuple(replace(k, accuracy=(1 - strangers) * k.accuracy) for k in kept)
+        """Expected accuracies of the chosen model's most confident labels, among images that are not labelled as ones
+        of no class."""
+        confidences, curve = self.confidences(), self.outcome.class_set.curve
+        return accuracy_by_share(confidences if curve is None else confidences[self.views.no_class <= curve.cut])
 
     def calibrated_with(self, model: str = "chosen") -> Literal["labels", "estimate", "nothing"]:
         """The origin of a model's temperature: labels that `answer` has read, or the estimate. The source-only model

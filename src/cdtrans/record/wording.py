@@ -122,8 +122,8 @@ def premise(outcome: Outcome) -> str:
     }[known.by]
     all_occur = " and all of them occur" if known.by == "assumed" else ""
     if known.strangers:
-        share = f"counting as wrong the {known.strangers:.0%} of the images that, by your answers, show none"
-        return f"{share} of {classes}{', if all of these occur' if all_occur else ''}"
+        labelled = f"by your answers {known.strangers:.0%} of the images show none, and are labelled so"
+        return f"for images of {classes} ({labelled}){', if all of these occur' if all_occur else ''}"
     if known.strangers is None:
         return f"for those images that show one of {classes}"
     if known.others is False or known.curve is not None:

@@ -168,9 +168,7 @@ def estimates(
         ADAPTED: verdict.kind == "better" and (evidence.pretrained or follows),
     }
     return {
-        name: accuracy_range(support, basis.stayed[name], evidence, 1 - (known.strangers or 0))
-        if allowed[name] and supported(support)
-        else None
+        name: accuracy_range(support, basis.stayed[name], evidence) if allowed[name] and supported(support) else None
         for name, support in basis.support.items()
     }
 

@@ -26,11 +26,10 @@ HALF_WIDTH = 0.132  # contains the true accuracy in nine of ten runs
 LEAST_IMAGES, PER_CLASS = 200, NEIGHBOURS  # fewest images of the target, and of the source's middle class, for a range
 
 
-def accuracy_range(support: Support, stayed: float, evidence: Evidence, of_classes: float = 1.0) -> Interval:
-    """The range for a model with this support; `of_classes`: the share of the images that show one of the classes."""
+def accuracy_range(support: Support, stayed: float, evidence: Evidence) -> Interval:
+    """The range for a model with this support."""
     accuracy = expected_accuracy(support, stayed, evidence)
-    low, high = max(0.0, accuracy - HALF_WIDTH), min(1.0, accuracy + HALF_WIDTH)
-    return Interval(of_classes * low, of_classes * high)
+    return Interval(max(0.0, accuracy - HALF_WIDTH), min(1.0, accuracy + HALF_WIDTH))
 
 
 def expected_accuracy(support: Support, stayed: float, evidence: Evidence) -> float:
