@@ -14,7 +14,7 @@ PARTS = {"triton", "markupsafe"}  # parts of torch (on Linux) and jinja2
 ELSEWHERE = {"transformers"}  # imported by a file that is copied into hub folders, and by nothing here
 WHERE_NEEDED = {  # by hub folders, `ask`, `check`, `demo`, the report, the paper's figures and scikit-learn users
     "transformers": {"serving/modeling_cdtrans.py"},
-    "sklearn": {"sklearn.py", "inputs/digits.py", "measure/ask.py", "reporting/gallery.py", "trust/probes.py"},
+    "sklearn": {"sklearn.py", "inputs/digits.py", "measure/ask.py", "trust/probes.py"},
     "matplotlib": {"inputs/digits.py"},
 }
 

@@ -206,7 +206,7 @@ def test_images_csv_says_what_an_index_means(shared: Task) -> None:
 
 def test_the_timing_of_the_session_has_all_others_in_it(shared: Task) -> None:
     lines = [json.loads(line) for line in (shared.folder / "plain" / "timings.jsonl").read_text().splitlines()]
-    stages = ["check", "source", "scores", "evidence", "adaptation", "scores", "verdict", "verdict", "session"]
+    stages = ["check", "source", "evidence", "scores", "adaptation", "scores", "verdict", "verdict", "session"]
     assert [line["stage"] for line in lines] == stages
     assert lines[-1]["seconds"] > sum(line["seconds"] for line in lines[:-1]) > 0
 

@@ -220,6 +220,7 @@ class TestClassSet:
 
     def test_one_cloud_is_one_group_and_few_images_are_no_error(self) -> None:
         cloud = np.random.default_rng(0).normal(size=(60, 16))
+        cloud /= np.linalg.norm(cloud, axis=1, keepdims=True)
         ((members, middle),) = gallery.similar(cloud)
         assert len(members) == 60
         assert middle == np.linalg.norm(cloud - cloud.mean(axis=0), axis=1).argmin()

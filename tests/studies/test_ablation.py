@@ -109,7 +109,7 @@ class TestLosses:
 
     def test_a_finished_one_is_not_run_again_and_another_recipe_is_refused(self, losses: Path, task: Task) -> None:
         before = {file: file.stat().st_mtime_ns for file in losses.rglob("*.safetensors")}
-        assert "5 runs, 5 of them finished already" in run(task, "losses", losses).out
+        assert "5 runs, 5 finished already" in run(task, "losses", losses).out
         ended = run(task, "losses", losses, "--lr", "0.07")
         assert ended.code == 2
         assert says(ended.err, "another ablation's runs", "lr: 0.05 there, 0.07 now", "--out")
