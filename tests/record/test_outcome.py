@@ -155,7 +155,10 @@ FEW = replace(CURVE, share=0.02)
         (ClassSet(total=21), "if every image shows one of your 21 classes and all of them occur"),
         (ClassSet(total=21, others=False), "if all of your 21 classes occur"),
         (ClassSet(("a", "b"), "told", total=12), "if every image shows one of the 10 classes that you named"),
-        (ClassSet(("a", "b"), "asked", total=12), "if every image shows one of the 10 classes that your answers leave"),
+        (
+            ClassSet(("a", "b"), "asked", total=12),
+            "if every image shows one of the 10 classes that you did not rule out",
+        ),
         (
             ClassSet(("a", "b"), "noticed", total=12),
             "if every image shows one of the 10 classes that seem to occur (2 seem absent: a, b)",
@@ -163,7 +166,7 @@ FEW = replace(CURVE, share=0.02)
         (ClassSet(("a",), "told", False, total=5), "if the target shows just the 4 classes that you named"),
         (
             ClassSet(("a",), "asked", curve=FEW, total=5),
-            "if the target shows just the 4 classes that your answers leave",
+            "if the target shows just the 4 classes that you did not rule out",
         ),
         (
             ClassSet(("a",), "asked", curve=CURVE, total=5),

@@ -135,6 +135,14 @@ class TestRun:
         assert says(ended.err, "This method cannot train with labels", "No label in", "or the method takes none")
         assert not (tmp_path / "run").exists()
 
+    def test_other_classes_on_the_command_line(self, task: Task, tmp_path: Path) -> None:
+        file = write(tmp_path / "l.csv", "00.png,none of these classes,belongs", header="path,label,part")
+        for word, problem in (("no", "images of no class, and none"), ("maybe", "must be true or false")):
+            ended = warm().run(command(task, tmp_path / "run", file, "--other-classes", word), tmp_path / "logs")
+            assert ended.code == 2
+            assert says(ended.err, problem)
+            assert not (tmp_path / "run").exists()
+
     def test_another_method_takes_classes_and_curve(self, task: Task, tmp_path: Path) -> None:
         lines = [",red,,absent", ",blue,,occurs", "00.png,none of these classes,,belongs", "01.png,green,,"]
         file = write(tmp_path / "l.csv", *lines, header="path,label,digest,part")

@@ -66,6 +66,8 @@ def verb_command(verb: Verb) -> Callable[..., None]:
                 raise SettingsError("given-twice", f"'{each.name}' is given twice, in its place and as a flag.")
             given[each.name] = given[each.name] if beside is None else beside
         settings = {name: value for name, value in values.items() if value is not None}
+        if isinstance(word := settings.get("other_classes"), str):
+            settings["other_classes"] = {"yes": True, "no": False, "true": True, "false": False}.get(word, word)
         if "method_args" in settings:
             settings["method_args"] = parse_options(settings["method_args"])
         screen = Screen(quiet=quiet, machine=verb.prepare(given, json))

@@ -52,9 +52,7 @@ class RunTarget(TargetImages):
 
     record: RunRecord
     rows: np.ndarray  # [N] the images' indices in the run's whole target
-    predicted: dict[
-        ModelName, np.ndarray
-    ]  # [N] by the source-only and the adapted model, if there is one; -1: rejected
+    predicted: dict[ModelName, np.ndarray]  # [N] classes by the source-only model, and by the adapted one; -1: rejected
     rejected: np.ndarray  # [N] bool, images that the run's answers have taken for ones of no class
     confidence: np.ndarray  # [N] of the chosen model
     no_class: np.ndarray  # [N] the higher, the less an image is like any class

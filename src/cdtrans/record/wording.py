@@ -117,7 +117,7 @@ def premise(outcome: Outcome) -> str:
         "assumed": f"your {number}classes",
         "noticed": f"the {number}classes that seem to occur ({len(known.absent)} seem absent: "
         f"{first_of(known.absent)})",
-        "asked": f"the {number}classes that your answers leave",
+        "asked": f"the {number}classes that you did not rule out",
         "told": f"the {number}classes that you named",
     }[known.by]
     all_occur = " and all of them occur" if known.by == "assumed" else ""
