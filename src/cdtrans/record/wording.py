@@ -258,8 +258,8 @@ def estimate(outcome: Outcome, model: str = "chosen") -> str:
     if found is None and outcome.question:
         return f"The accuracy on the target is unknown: {UNANSWERED[outcome.question]}. 'cdtrans ask' finds out."
     if found is None:
-        labels = counted(outcome.labels, "label") if outcome.labels else "those that 'cdtrans ask' chooses"
-        return f"The accuracy on the target is unknown without labels: about {labels} would show it."
+        labels = f"about {counted(outcome.labels, 'label')}" if outcome.labels else "those that 'cdtrans ask' chooses"
+        return f"The accuracy on the target is unknown without labels: {labels} would show it."
     unasked = outcome.class_set.by == "assumed" and outcome.class_set.others is None
     to_check = " 'cdtrans ask' finds out in one minute whether these classes are right." if unasked else ""
     return (

@@ -184,8 +184,8 @@ def fitted_temperature(adaptation: Adaptation, basis: Basis | None) -> float:
 def show(record: RunRecord, outcome: Outcome, screen: Screen) -> None:
     """Print the verdict, the estimate, and the accuracy to expect of fewer labels."""
     measured = record.measured
-    refuted = outcome.contradicted_by(measured)
-    alarming = refuted or outcome.verdict.findings or outcome.setback or outcome.crowd or outcome.class_set.absent
+    refuted, noticed = outcome.contradicted_by(measured), outcome.class_set.by == "noticed"
+    alarming = refuted or noticed or outcome.verdict.findings or outcome.setback or outcome.crowd
     (screen.warn if alarming else screen.say)(wording.explanation(outcome, record.folder, measured))
     if not refuted:
         screen.say(wording.estimate(outcome))
