@@ -32,7 +32,6 @@ Rule = Literal[
     "consensus", "last", "confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout"
 ]
 
-
 Share = Annotated[float, Range(0, 1)]
 Rate = Annotated[float, Range(0, LARGEST_RATE)]
 Factor = Annotated[float, Range(0, LARGEST_FACTOR)]

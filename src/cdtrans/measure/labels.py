@@ -27,7 +27,6 @@ LABEL_COLUMNS = ("path", "label", "part")
 HOW_TO = "'cdtrans ask RUN' writes one to fill in"
 LEAST_CLASSES = 2
 
-
 LabelsByImage = dict[int, StoredLabel]  # by index in the target
 
 

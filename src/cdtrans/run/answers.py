@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from cdtrans.pairing.pairs import TargetLabels
     from cdtrans.record.run import RunWriter
 
-
 EVERY_CLASS = "all"
 ENOUGH_ANSWERS = 12  # images of page 2: if all of so many show a class, the others are taken to
 
@@ -53,10 +52,8 @@ def told_classes(config: Config, classes: tuple[str, ...]) -> list[str] | None:
     if isinstance(told, str):
         if told == EVERY_CLASS and EVERY_CLASS not in classes:
             return list(classes)
-        if os.path.isfile(told):  # False for a list that is too long to be a path
-            told = Path(told).read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
-        else:
-            told = told.split(",")
+        is_file = os.path.isfile(told)  # False for a list that is too long to be a path
+        told = Path(told).read_text("utf-8-sig", "surrogateescape").splitlines() if is_file else told.split(",")
     names = {name.strip() for name in told} - {""}
     if unknown := sorted(names - set(classes)):
         raise DataError(
