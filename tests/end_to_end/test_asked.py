@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import cdtrans
 from cdtrans.measure.matching import read_target
 from cdtrans.record.outcome import NO_CLASS
 from cdtrans.record.record import RunRecord
@@ -109,7 +110,7 @@ def test_a_run_uses_all_answers(adapted: Path) -> None:
         assert "red" not in {row["label"] for row in csv.DictReader(lines)}
 
 
-def test_its_labels_are_measured_as_its_table_has_them(adapted: Path) -> None:
+def test_its_labels_are_measured_as_its_table_has_them(adapted: Path, tmp_path: Path) -> None:
     record = RunRecord(adapted)
     with open(adapted / "predictions.csv", newline="") as lines:
         labels = {row["path"]: row["label"] for row in csv.DictReader(lines)}
@@ -117,6 +118,11 @@ def test_its_labels_are_measured_as_its_table_has_them(adapted: Path) -> None:
     named = [*record.classes, NO_CLASS]  # -1 is the last
     assert [labels[path] for path in target.paths] == [named[k] for k in target.predicted[model]]
     assert 0 < target.rejected.sum() < len(target)
+    lines = [f"{path} {named[max(k, 0)]}" for path, k in zip(target.paths, target.predicted[model], strict=True)]
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    copy = Path(shutil.copytree(adapted, tmp_path / "run"))
+    measured = cdtrans.evaluate(copy, tmp_path / "list.txt", root=target.root)
+    assert measured.accuracy == pytest.approx(1 - target.rejected.mean()), "a rejected image of a class is wrong"
     kept = record.confidences()[record.views.no_class <= record.outcome.class_set.curve.cut]
     assert record.accuracy_by_share()[0].accuracy == pytest.approx(kept.mean())
 

@@ -170,7 +170,7 @@ FEW = replace(CURVE, share=0.02)
         ),
         (
             ClassSet(("a",), "asked", curve=CURVE, total=5),
-            "for images of the 4 classes that your answers leave (by your answers 25% of the images show none",
+            "for images of the 4 classes that you did not rule out (by your answers 25% of the images show none",
         ),
         (ClassSet(others=True, total=5), "for those images that show one of your 5 classes"),
         (ClassSet(), "if every image shows one of your classes and all of them occur"),

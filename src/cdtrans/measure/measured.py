@@ -94,16 +94,17 @@ def evaluate(
     target = read_target(record)
     rows, skipped, trained_with = predict_labelled(classifier, labelled, where, target, max_bad, screen)
     digests, classes, predicted, confidence = (np.array(column) for column in zip(*rows, strict=True))
-    places = [target.find("", digest) for digest in digests]
+    places, scored = [target.find("", digest) for digest in digests], predicted
     if None in places:
         warn_of_source(record, digests, screen)
         measured = Measured(name, target.classes, len(rows), target=None, whole_target=False, models={})
     else:
         measured = measure(target, np.array(places), classes)
+        scored = np.where(target.rejected[np.array(places)], -1, predicted)  # as in predictions.csv
     measured = replace(
         measured,
         model=name,
-        models=measured.models | {name: score_predictions(classes, predicted, len(target.classes))},
+        models=measured.models | {name: score_predictions(classes, scored, len(target.classes))},
         calibration=calibration(confidence, predicted == classes),
         absent=of_absent(target, classes),
         skipped=skipped,
@@ -308,7 +309,7 @@ def measure(target: RunTarget, places: np.ndarray, true: np.ndarray, *, random: 
         adapted_epoch=outcome.adapted_epoch,
         comparison=compare_models(target, places, true, whole=whole, random=random) if "adapted" in models else None,
         random=random,
-        no_class=int((true < 0).sum()),
+        no_class=int(((true < 0) & ~target.rejected[places]).sum()),
         absent=of_absent(target, true),
     )
 

@@ -311,7 +311,7 @@ class Measured:
     comparison: Comparison | None = None
     calibration: tuple[CalibrationBin, ...] = ()  # bins of `model`, the lowest confidence first
     random: bool = False  # whether the labelled images were drawn at random from the target
-    no_class: int = 0  # images that belong to none of the classes and count as wrong
+    no_class: int = 0  # images that belong to none of the classes and got one all the same: they count as wrong
     absent: int = 0  # images of classes that the run takes for absent; they count as wrong too
     unsure: int = 0  # images that were left out because their label is 'unsure'
     skipped: int = 0  # unreadable files

@@ -419,8 +419,7 @@ def labels_show(labelled: int, measured: Measured | None, outcome: Outcome, run:
         value = f"{accuracy_percent(scores.accuracy, n)}, 95% interval {span(scores.interval, n)}"
         sentences.append(f"Accuracy of the {MODEL_NAMES[name]} model{where}: {value}.")
     if measured.no_class:
-        wrong = counted(measured.no_class, "image")
-        sentences.append(f"Counted as wrong, because they belong to none of the classes: {wrong}.")
+        sentences.append(f"Counted as wrong, being of none of the classes: {counted(measured.no_class, 'image')}.")
     if measured.absent:
         sentences.append(of_absent_classes(measured))
     if measured.unsure:

@@ -156,7 +156,7 @@ def basis_of(adaptation: Adaptation) -> Basis | None:
 def estimates(
     adaptation: Adaptation, verdict: Verdict, basis: Basis | None, known: ClassSet, *, trains: bool
 ) -> dict[str, Interval | None]:
-    """A range for each model, where there can be one; images of no class count as wrong. Its own features flatter a
+    """A range for each model, where there can be one. Its own features flatter a
     source-only model, and the graphs' labels a method that serves them as they are."""
     models = models_of(adaptation)
     evidence, images = adaptation.evidence, len(adaptation.before.predicted)
