@@ -87,9 +87,9 @@ class PartFolder:
     def locked(self) -> Iterator[int]:
         """Lock the folder, and refuse it if its parts have other settings, so that no finished work is lost. Gives the
         number of images in finished parts. In the end the folder is removed if no part is in it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / ".lock"
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             if (lock := try_lock(file)) is None:
                 raise RunError("parts-locked", f"Another process writes to '{self.folder}'; wait until it ends.")
             with lock:
@@ -106,6 +106,11 @@ class PartFolder:
             raise
         finally:
             with suppress(OSError):  # parts, or files that are not ours, are in it
+                if (
+                    file.exists() and not self.files() and (lock := try_lock(file))
+                ):  # Ctrl-C came just after it was made
+                    with lock:
+                        file.unlink()
                 self.folder.rmdir()
 
     def files(self) -> list[Path]:
