@@ -72,6 +72,14 @@ def test_accuracy_is_measured_on_the_random_part_only(asked: Path) -> None:
     assert (none.accuracy, none.no_class) == (0, 18)
 
 
+def test_the_report_is_written_again_if_there_is_one(asked: Path) -> None:
+    report, labels = asked / "report.html", all_labels(asked)
+    answer(asked, labels)
+    report.touch(exist_ok=False)  # the run was made without one
+    answer(asked, labels)
+    assert "Measured accuracy" in report.read_text(encoding="utf-8")
+
+
 def test_an_epoch_is_measured_as_its_model_is(asked: Path) -> None:
     (asked / "predictions").mkdir()
     for epoch, predicted in enumerate(read_target(asked).predicted.values()):  # source-only and adapted model

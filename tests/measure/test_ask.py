@@ -196,11 +196,7 @@ def test_two_runs_random_parts_cover_the_truth_together(run: Path, known: bool) 
         asked = choose_images(first, {}, 50, seed)
         left = np.array([i for i in images if asked.get(i) != "informative"])
         second = replace(
-            first,
-            predicted={"adapted": left % 7},
-            rows=left,
-            paths=tuple(map(str, left)),
-            confidence=confidence[left],
+            first, predicted={"adapted": left % 7}, rows=left, paths=tuple(map(str, left)), confidence=confidence[left]
         )
         drawn = {n for n, i in enumerate(left.tolist()) if asked.get(i) == "random"}
         answers = {n: StoredLabel("", "", "red", "random") for n in drawn if known}

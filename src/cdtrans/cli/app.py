@@ -84,9 +84,7 @@ VERBS = {  # their help lines are in help.yaml
     "ask": Verb("cdtrans.run.ask:ask", tables.show_questions, settings=CHECK_SETTINGS),
     "answer": Verb("cdtrans.measure.measured:answer", tables.show_answers),
     "methods": Verb(
-        "cdtrans.cli.lists:describe_methods",
-        tables.show_methods,
-        as_json=lambda methods: {"methods": methods},
+        "cdtrans.cli.lists:describe_methods", tables.show_methods, as_json=lambda methods: {"methods": methods}
     ),
     "bench": study_verb(
         "cdtrans.studies.benchmark:bench",

@@ -147,9 +147,7 @@ def show_answers(result: Any, screen: Screen, given: Arguments) -> None:
         shown += wording.labels_show(result.labelled, result.measured, outcome, run)
     for sentence in shown:
         screen.result(sentence)
-    adds = f"; 'cdtrans report {run}' adds the accuracy to report.html" if result.measured else ""
-    screen.say(f"Stored in {run / ANSWERS.name}{adds}.")
-    screen.say(f"Next, to use these answers: {result.command}")
+    screen.say(f"Stored in {run / ANSWERS.name}. Next, to use these answers: {result.command}")
 
 
 def show_methods(result: Any, screen: Screen, given: Arguments) -> None:

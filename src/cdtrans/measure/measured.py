@@ -40,6 +40,7 @@ from cdtrans.record.outcome import (
 from cdtrans.record.probabilities import fit_curve, temperature
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import lock_folder, recalibrate, rewrite
+from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Pace, Screen
 from cdtrans.schema import Help, checked
 from cdtrans.serving.classifier import Classifier, Unreadable, load
@@ -188,7 +189,8 @@ def answer(
     *,
     screen: Screen | None = None,
 ) -> Answered:
-    """Read a file of answers, measure the run's models with all labels so far, and store both in RUN/answers.json."""
+    """Read a file of answers, measure the run's models with all labels so far, store both in RUN/answers.json, and
+    write the report again."""
     screen, record = screen or Screen(quiet=True), RunRecord(Path(run))
     record.outcome  # noqa: B018 (an unfinished run is refused, and nothing is written there)
     with lock_folder(record.folder):  # others may answer or choose at the same time
@@ -217,6 +219,8 @@ def answer(
             curve=curve_through(target, belongs),
         )
         rewrite(record.folder, layout.ANSWERS, answers)
+    if record.has(layout.REPORT):
+        write_report(RunRecord(record.folder), screen)
     command = wording.adapt_command(record.config.source, record.config.target, Path(labels))
     return Answered(len(target), sum(entry.label != UNSURE for entry in every.values()), answers, command)
 
