@@ -11,7 +11,7 @@ from cdtrans.sklearn import InstantClassifier
 
 NOT_APPLICABLE = {
     "check_classifiers_classes": "has -1 as a class, which marks target rows here, as in sklearn.semi_supervised; the"
-    " check exempts scikit-learn's own classifiers of that kind by their names",
+    " check exempts scikit-learn's own classifiers of that kind by their names"
 }
 
 

@@ -63,11 +63,7 @@ def refused(task: Task, out: Path, code: str, source: str = "source", target: st
 
 @pytest.mark.parametrize(
     ("source", "target", "code"),
-    [
-        ("source", "empty", "no-image"),
-        ("source", "source", "same-domain"),
-        ("source", "link", "same-domain"),
-    ],
+    [("source", "empty", "no-image"), ("source", "source", "same-domain"), ("source", "link", "same-domain")],
 )
 def test_places_that_are_wrong_are_refused(task: Task, out: Path, source: str, target: str, code: str) -> None:
     (task.folder / "empty").mkdir()

@@ -98,10 +98,7 @@ def test_instant_sees_every_image_once(settings: dict[str, Any], tmp_path: Path,
 @pytest.mark.parametrize("effort", ["instant", "full"])
 @pytest.mark.parametrize(
     ("source", "target"),
-    [
-        pytest.param([50, 1, 1], 20, id="a source of 50 to 1"),
-        pytest.param([2, 2, 2], 2, id="two target images"),
-    ],
+    [pytest.param([50, 1, 1], 20, id="a source of 50 to 1"), pytest.param([2, 2, 2], 2, id="two target images")],
 )
 def test_small_and_odd_data_need_no_flag(
     settings: dict[str, Any], tmp_path: Path, source: list[int], target: int, effort: str

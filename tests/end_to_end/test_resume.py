@@ -459,11 +459,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 # The bytes left on the disk, the time between states, and what then no longer fits.
-FULL = [
-    (0, 0, "config.yaml"),
-    (500_000, 0, "state/state.pt"),
-    (230_000, 1000, ".source.draft/model.safetensors"),
-]
+FULL = [(0, 0, "config.yaml"), (500_000, 0, "state/state.pt"), (230_000, 1000, ".source.draft/model.safetensors")]
 
 
 @pytest.mark.parametrize(("left", "save_every", "named"), FULL)

@@ -23,10 +23,7 @@ from cdtrans.inputs.benchmarks import (
 from support import raises
 
 SMALL = Benchmark(
-    "small",
-    "Small-3",
-    (Domain("A", "amazon", 4), Domain("D", "dslr", 4), Domain("R", "Real_World", 4)),
-    classes=2,
+    "small", "Small-3", (Domain("A", "amazon", 4), Domain("D", "dslr", 4), Domain("R", "Real_World", 4)), classes=2
 )
 
 
@@ -59,7 +56,7 @@ class TestTasks:
         assert [task.name for task in OFFICE31.tasks] == ["A>D", "A>W", "D>A", "D>W", "W>A", "W>D"]
         assert [task.name for task in VISDA2017.tasks] == ["S>R"]
         assert {name: len(benchmark.tasks) for name, benchmark in BENCHMARKS.items()} == {
-            **{"office31": 6, "office-home": 12, "visda2017": 1, "domainnet": 30, "pacs": 12},
+            **{"office31": 6, "office-home": 12, "visda2017": 1, "domainnet": 30, "pacs": 12}
         }
 
     @given(st.data())
@@ -107,7 +104,7 @@ class TestFolders:
             for name, images in domain.per_class.items():
                 fill(tmp_path / domain.name / "images", (name,), images)
         assert {name: len(d.images) for name, d in find(tmp_path, OFFICE31).domains.items()} == {
-            **{"amazon": 2817, "dslr": 498, "webcam": 795},
+            **{"amazon": 2817, "dslr": 498, "webcam": 795}
         }
         (tmp_path / "dslr" / "images" / "mug" / "3.jpg").unlink()
         with raises("benchmark-differs"):

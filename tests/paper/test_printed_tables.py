@@ -7,13 +7,7 @@ from importlib import resources
 import pytest
 
 from cdtrans.inputs.benchmarks import BENCHMARKS, DOMAINNET, VISDA2017
-from cdtrans.paper.printed_tables import (
-    AVERAGE,
-    Disagreement,
-    disagreements,
-    paper_grids,
-    paper_table,
-)
+from cdtrans.paper.printed_tables import AVERAGE, Disagreement, disagreements, paper_grids, paper_table
 from support import says
 
 
@@ -98,16 +92,12 @@ def test_one_model_in_two_tables_differs_exactly_where_it_is_known_to() -> None:
 
 
 def test_no_row_is_missing() -> None:
-    assert [*paper_table("office31")][-6:] == [
-        *("Baseline-S", "Ours-S", "Baseline-B", "CGDM-B*", "SHOT-B*", "Ours-B"),
-    ]
+    assert [*paper_table("office31")][-6:] == [*("Baseline-S", "Ours-S", "Baseline-B", "CGDM-B*", "SHOT-B*", "Ours-B")]
     rows = {
         name: len(paper_table(name)) for name in ("visda2017", "office-home", "office31", "pseudo-labels", "losses")
     }
     assert rows == {"visda2017": 17, "office-home": 15, "office31": 16, "pseudo-labels": 7, "losses": 5}
-    assert [*paper_grids()] == [
-        *("MCD", "CDAN", "BNM", "SWD", "CGDM", "Base-S", "Ours-S", "Base-B", "Ours-B"),
-    ]
+    assert [*paper_grids()] == [*("MCD", "CDAN", "BNM", "SWD", "CGDM", "Base-S", "Ours-S", "Base-B", "Ours-B")]
 
 
 def test_the_columns_are_the_benchmark_s_tasks_or_classes() -> None:

@@ -57,10 +57,7 @@ WRONG = [
     ("adapt source target --set pairing", ["--set", "KEY=VALUE"]),
     ("methods rpl", ["'rpl'", "'rpll'?"]),
     ("adapt source target --crop 64 --resize 32", ["--crop 64", "--resize 32"]),
-    (
-        "adapt source target --loss-source none --loss-source-target none --loss-target none",
-        ["loss", "stage 2"],
-    ),
+    ("adapt source target --loss-source none --loss-source-target none --loss-target none", ["loss", "stage 2"]),
     ("adapt source target --out other", ["'other'", "not a run folder", "--out"]),
     (
         "adapt source target --config tiny.yaml --out begun --epochs 9 --precision auto",

@@ -35,7 +35,7 @@ TAPPED = {  # those that can have several taps, and more of them
     "any image size": ("vit_tiny_patch16_224", {"embed_dim": 48, "dynamic_img_size": True}, 48, "none"),
 }
 NOT_ONE_LAYER = {  # heads that are no linear layer on the feature, which ONNX does not mind
-    "LeViT": ("levit_128s", {"depth": (1, 1, 1), "embed_dim": (32, 64, 96)}, 224, "batchnorm"),
+    "LeViT": ("levit_128s", {"depth": (1, 1, 1), "embed_dim": (32, 64, 96)}, 224, "batchnorm")
 }
 
 

@@ -13,13 +13,7 @@ from ablation_task import make_labels, run, true_classes
 from cdtrans.config import SETTINGS, compose, compose_run
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.pixels import list_stores
-from cdtrans.paper.pair_labels import (
-    UNKNOWN,
-    TargetClasses,
-    pair_quality,
-    read_target_classes,
-    require_target_images,
-)
+from cdtrans.paper.pair_labels import UNKNOWN, TargetClasses, pair_quality, read_target_classes, require_target_images
 from cdtrans.paper.printed_tables import Ablation, paper_ablation, paper_table
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report

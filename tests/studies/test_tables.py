@@ -195,7 +195,7 @@ class TestRenderings:
         assert row_of(text, "source only")[:5] == ["50.0 ± 0.0", "50.0 ± 0.0", "–", "-13.5 (p < 0.001)", "–"]
         paper = "88.6 ResNet-50; 88.8 ResNet-50, rerun; 91.4 DeiT-B"
         assert row_of(text, "shot") == [
-            *("60.5 ± 1.4", "61.5 ± 1.4", "62.5 ± 1.4", "-2.0 (p < 0.001)", "1.00", "3.0", paper, ""),
+            *("60.5 ± 1.4", "61.5 ± 1.4", "62.5 ± 1.4", "-2.0 (p < 0.001)", "1.00", "3.0", paper, "")
         ]
         assert row_of(text.split("## The label-free choice by task")[1], "shot")[:2] == ["59.0 ± 1.4", "60.0 ± 1.4"]
         assert says(text, "best epoch by target labels*", "*Uses target labels")

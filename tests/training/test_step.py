@@ -260,8 +260,7 @@ def test_every_call_trains_once_on_its_own_batch(captured: Callable[..., Trainin
 
 
 @pytest.mark.parametrize(
-    ("plan", "ahead", "expected"),
-    [("auto", GRAPH_STEPS - 1, False), ("auto", GRAPH_STEPS, True), ("graph", 1, True)],
+    ("plan", "ahead", "expected"), [("auto", GRAPH_STEPS - 1, False), ("auto", GRAPH_STEPS, True), ("graph", 1, True)]
 )
 def test_it_is_captured_if_enough_steps_are_ahead_or_if_asked(
     plan: str, ahead: int, expected: bool, captured: Callable[..., Training]

@@ -132,11 +132,7 @@ def run_block(
 
 
 def self_attention(
-    block: Any,
-    stream: Stream,
-    rope: Tensor | None,
-    rows: int | None,
-    factors: Callable[[Tensor], Tensor] | None = None,
+    block: Any, stream: Stream, rope: Tensor | None, rows: int | None, factors: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Tensor, Residual]:
     """Every image with itself (Eq. 1): [B, N, D] -> [B, N, D] and an update of [B, rows, D]. `factors` makes the
     factor of the attention that a token gets from its key: [B, N, heads, d] -> [B, N, heads, 1]."""

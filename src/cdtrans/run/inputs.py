@@ -127,8 +127,7 @@ def scan_domains(
         if not getattr(config, name) and not (name == "source" and classes):
             alone = " (a model alone: --target TARGET --source-model RUN --method shot)" if name == "source" else ""
             raise SettingsError(
-                f"no-{name}",
-                f"No {name} was given; give both, as in 'cdtrans adapt SOURCE TARGET --out RUN'{alone}.",
+                f"no-{name}", f"No {name} was given; give both, as in 'cdtrans adapt SOURCE TARGET --out RUN'{alone}."
             )
     root = Path(config.root) if config.root else None
     if classes:

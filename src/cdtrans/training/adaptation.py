@@ -127,13 +127,7 @@ def adapt_to_target(
 
 
 def train(
-    run: RunWriter,
-    method: Method,
-    data: TrainingData,
-    evidence: Evidence,
-    watch: Watch,
-    config: Config,
-    screen: Screen,
+    run: RunWriter, method: Method, data: TrainingData, evidence: Evidence, watch: Watch, config: Config, screen: Screen
 ) -> Encoded:
     """The loop: a plan every few epochs. Returns the target as the served network encodes it at the end."""
     epochs, device = config.epochs, data.target.device
