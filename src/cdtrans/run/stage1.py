@@ -8,7 +8,7 @@ may have been trained on. That one rule covers --holdout and --seed too, which d
 images has the classes and the backbone of the model that it adapts.
 
 Where stage 1 leaves the backbone as it is, the evidence comes from its features. Where stage 1 is another run's, its
-card says which weights that began with; if they are not here, the evidence is features of the source-only model. The
+card says which weights that began with; if they are not here, the evidence comes from the source-only model. The
 module needs no torch until a network is made, so that mistakes are reported at once."""
 
 from collections.abc import Iterator
